@@ -244,12 +244,16 @@ async def hold_prefix_on_slow(gateway: RunningGateway, asked: TimedRequest) -> N
         raise SystemExit(f"the first request failed: {answer.body.decode()}")
 
 
+def ended_s(outcome: RequestOutcome) -> float:
+    return outcome.due_s + outcome.e2e_s
+
+
 def throughput(outcomes: list[RequestOutcome], ideal: float) -> dict[str, Any]:
     """Over the middle of the run: the first requests find the pair empty and the last leave it so."""
-    ends = sorted(one.ended_s for one in outcomes if one.served)
+    ends = sorted(ended_s(one) for one in outcomes if one.served)
     first, last = len(ends) // 4, 3 * len(ends) // 4
     rate = (last - first) / (ends[last] - ends[first])
-    settled = [one for one in outcomes if ends[first] <= one.ended_s <= ends[last]]
+    settled = [one for one in outcomes if ends[first] <= ended_s(one) <= ends[last]]
     return {
         "requests": len(outcomes),
         "failed": sum(not one.served for one in outcomes),

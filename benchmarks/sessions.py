@@ -13,8 +13,8 @@ It is told the same of every replica as the others.
 A load is sessions at work over those whose mean contexts fit into the fleet's caches. Where a policy begins to thrash
 is its first load at which more than a tenth of turns find most of their last prompt gone.
 
-`endless` is no policy: every replica finds what any of them computed, in a cache without end that takes no time, and
-the least loaded is taken. So no routing does much better than that, at the same load.
+`endless` is the first of them where every replica of a pool finds what any of it computed, in a cache without end that
+takes no time: what is left to gain by routing, and by memory.
 
 By default all is simulated, gateway and all. --emulated sends the sessions to a real gateway (`crosstie serve`) over
 emulated replicas, at twenty times the clock's pace: prompts and answers are text, sessions are known by it alone, and
@@ -188,7 +188,7 @@ def asked_of(name: str, policy: str, load: float) -> tuple[Catalog, Fleet, Reque
 def measured(name: str, policy: str, load: float, seed: int) -> dict[str, Any]:
     POLICIES.setdefault("llm-d", LlmD)
     catalog, fleet, source, live = asked_of(name, policy, load)
-    used = "least-loaded" if policy == ENDLESS else policy
+    used = COMPARED[0] if policy == ENDLESS else policy
     run = one_run(catalog, source, SimulatedCase(label=name, fleet=fleet, policy=cast("Policy", used), seed=seed))
     found = run.sessions[0]
     return {
@@ -322,7 +322,9 @@ def emulated(name: str, policy: str, load: float, seed: int) -> dict[str, Any]:
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, paths)))
         used = cast("Policy", "prefix" if policy == "llm-d" else policy)
         try:
-            whole = msgspec.structs.replace(fleet, pools=pools)
+            # The gateway keeps to the clock with how long who has no room may wait.
+            serving = msgspec.structs.replace(fleet.serving, queue_s=fleet.serving.queue_s / SPEED)
+            whole = msgspec.structs.replace(fleet, pools=pools, serving=serving)
             with serve(whole, emulate=True, speed=SPEED, policy=used) as gateway:
                 if policy == "llm-d" and not Path(folder, "told").exists():
                     raise SystemExit("the gateway knows nothing of llm-d: another sitecustomize stands before this one")

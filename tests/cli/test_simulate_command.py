@@ -1,6 +1,7 @@
 """`crosstie simulate` as a user meets it: the answer, its JSON, its picture, and one line for every mistake."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def test_a_fleet_file(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> Non
     more = crosstie("simulate", FLEET, *QUICK, "-v").out
     for word in ("Percentiles", "Where requests went", "Bounds by class"):
         assert word in more
+
+
+def test_what_comes_from_other_memory_is_said_by_its_place(crosstie: Command, tmp_path: Path) -> None:
+    file, log = tmp_path / "f.toml", tmp_path / "t.jsonl"
+    content = (
+        Path(FLEET).read_text().replace("accelerator = ", "nvme_gib_per_gpu = 500\nremote_gib = 900\naccelerator = ")
+    )
+    file.write_text(content)
+    asked = [{"timestamp": 9000 * n, "input_length": 1100, "output_length": 20, "hash_ids": [n % 3, n % 3 + 9, 20 + n]}
+             for n in range(60)]  # fmt: skip
+    log.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    got = crosstie("simulate", str(file), "--trace", str(log), "--seeds", "1")
+    said = " ".join(got.out.split())
+    assert re.search(r"were in a cache \(\d+% loaded from its drives, \d+% loaded from what replicas share\)", said), (
+        said
+    )
 
 
 BOUGHT = """
