@@ -194,7 +194,7 @@ def test_one_key_value_head_however_many_the_config_writes(catalog: Catalog, tmp
 
 
 def test_a_config_that_only_the_operations_stumble_over_is_not_ready(catalog: Catalog, tmp_path: Path) -> None:
-    folder = tiny.write(tmp_path, "moe-bf16", moe_k=[2, 2], num_experts_per_tok=None)
+    folder = tiny.write(tmp_path, "moe-bf16", moe_k=[2, 3], num_experts_per_tok=None)
     found = ask(catalog, folder, "h200")
     assert found.verdicts == {"h200": "not known"}
     assert any(one.check == "config" and one.where.name for one in found.findings)
