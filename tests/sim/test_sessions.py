@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean
 
 import msgspec
 import pytest
@@ -130,12 +131,14 @@ def test_what_a_run_says_of_sessions_hangs_together() -> None:
 
 @pytest.mark.slow
 def test_beyond_what_caches_hold_a_fleet_thrashes_less_where_new_sessions_wait() -> None:
-    # Caches of 2 x 490,000 tokens, for some 130 sessions.
-    fits, many = (run(live, "least-loaded", 2000).sessions[0] for live in (30, 180))
-    assert many.evicted > fits.evicted + 0.1
-    kept = run(180, turns=2000).sessions[0]
-    assert kept.evicted < 0.7 * many.evicted
-    assert kept.hit_rate > many.hit_rate + 0.1
+    # Caches of 2 x 490,000 tokens, for some 130 sessions. Past that a run hangs by chance: several are taken together.
+    seeds = range(3)
+    fits = run(30, "least-loaded", 2000).sessions[0]
+    many = [run(180, "least-loaded", 2000, seed=seed).sessions[0] for seed in seeds]
+    kept = [run(180, turns=2000, seed=seed).sessions[0] for seed in seeds]
+    assert mean(each.evicted for each in many) > fits.evicted + 0.1
+    assert mean(each.evicted for each in kept) < 0.8 * mean(each.evicted for each in many)
+    assert mean(each.hit_rate for each in kept) > mean(each.hit_rate for each in many) + 0.1
 
 
 @pytest.mark.slow
