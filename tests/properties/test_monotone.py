@@ -279,5 +279,5 @@ def test_speculation_that_never_hits_is_never_faster_than_none(
     # SGLang lets fewer requests run at once with speculation, and those are then quicker while the others wait.
     inside = slow.concurrency_that_fits >= clients
     assert (slow.tpot_s >= fast.tpot_s * (1 - 5e-3))[inside].all()
-    assert (slow.output_tokens_per_s <= fast.output_tokens_per_s * (1 + 5e-3)).all()
-    assert (whole[0] >= whole[1] * (1 - 5e-3)).all()
+    assert (slow.output_tokens_per_s <= fast.output_tokens_per_s * (1 + 2e-2)).all()
+    assert (whole[0] >= whole[1] * (1 - 2e-2)).all()

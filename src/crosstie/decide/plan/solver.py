@@ -263,6 +263,9 @@ def _mixed(problem: Programme, minimise: str) -> _Found | None:
         values, bound, _ = run_highs(rows, _objective(rows, minimise), gap, thorough=True)
     if values is None:
         return None
+    if not np.isfinite(values).all():
+        # HiGHS has said "optimal" of no numbers.
+        return _rounded_up(rows, minimise)
     return np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound
 
 
