@@ -306,29 +306,24 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
     delay = load.steps * spent_s
     host = hardware.host_request_s + HOST_S_PER_CACHED_TOKEN * load.cached
     found_room = own + 0.5 * spent_s * _others(load) + host
-    next_step = own + _wait_for_steps(hardware, decode_s, mixed_s, spent_s, demand, chunk, load) + host
+    next_step = own + _wait_for_steps(hardware, decode_s, mixed_s, spent_s, load) + host
     ttft = np.maximum(next_step, service * load.admitted - delay)
     rate = load.admitted / (ttft + delay)
     return _Cycle(own, service, load.inputs / chunk, spent_s, found_room, ttft, rate, rate * delay)
 
 
-def _wait_for_steps(
-    hardware: Hardware, decode_s: Array, mixed_s: Array, spent_s: Array, demand: Array, chunk: Array, load: _Load
-) -> Array:
+def _wait_for_steps(hardware: Hardware, decode_s: Array, mixed_s: Array, spent_s: Array, load: _Load) -> Array:
     """From a prompt's arrival to the step that takes it, and what the others' prompts add to that step.
 
     A client asks again when a step has ended its answer, whatever the step took, so prompts of a step are of Poisson
     and no more come during long steps. The host delays the prompt into some later step, of which half is left, long
     ones being met more often; where the host is quick, it is the very next one. An engine that makes each step ready
-    during the one before lets it in a step later. Prompts that came with it go along, beyond those that the step with
-    its own has already.
+    during the one before lets it in a step later. Prompts that came with it go along.
     """
-    prompt_s = np.maximum(mixed_s - decode_s, 0.0) * np.minimum(load.inputs / chunk, 1.0)
     prompts = 1.0 - np.minimum(decode_s / np.maximum(spent_s, 1e-12), 1.0)
-    met_s = spent_s + prompts * prompt_s
+    met_s = spent_s + prompts * np.maximum(mixed_s - decode_s, 0.0)
     rest_s = np.maximum(0.5 * met_s, spent_s - hardware.host_request_s)
-    along_s = np.minimum(demand / load.inputs, 1.0) * prompt_s
-    return np.asarray(_others(load) * (rest_s + np.where(hardware.host_overlapped, spent_s, 0.0) + along_s))
+    return _others(load) * (rest_s + np.where(hardware.host_overlapped, spent_s, 0.0) + prompts * spent_s)
 
 
 def prefill_alone(hardware: Hardware, input_tokens: ArrayLike, cached_tokens: ArrayLike = 0.0) -> StepCost:
