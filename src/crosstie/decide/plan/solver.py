@@ -250,6 +250,9 @@ def _worth(rows: Rows, duals: Array, minimise: str) -> Array:
     return np.asarray((earned * problem.rate / problem.demand).max(axis=1) / each)
 
 
+_BEYOND_ANY_FLEET = 1e12
+
+
 def _mixed(problem: Programme, minimise: str) -> _Found | None:
     rows = Rows(problem)
     gap = MANY_PARTS_GAP if len(problem.demand) > MANY_PARTS else GAP
@@ -263,9 +266,9 @@ def _mixed(problem: Programme, minimise: str) -> _Found | None:
         values, bound, _ = run_highs(rows, _objective(rows, minimise), gap, thorough=True)
     if values is None:
         return None
-    if not np.isfinite(values).all():
-        # HiGHS has said "optimal" of no numbers.
-        return _rounded_up(rows, minimise)
+    if not (np.abs(values) < _BEYOND_ANY_FLEET).all():
+        # HiGHS calls some programmes solved whose numbers are none, or beyond counting.
+        return None
     return np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound
 
 
