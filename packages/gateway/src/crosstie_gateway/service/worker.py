@@ -19,7 +19,7 @@ from crosstie_gateway.gateway.backend import Backend, EngineLoad
 from crosstie_gateway.gateway.health import REFUSES
 from crosstie_gateway.gateway.interfaces import OtherWorkers
 from crosstie_gateway.service.process import Component, GatewayProcess
-from crosstie_gateway.service.supervisor import LEAVE, READ_AGAIN, STOP, STOP_NOW, Reloaded, WorkerSlot
+from crosstie_gateway.service.supervisor import LEAVE, READ_AGAIN, STOP, STOP_NOW, Ready, Reloaded, WorkerSlot
 from crosstie_gateway.service.worker_link import Done, MetricsPage, MetricsRequest, ResponseKept, WorkerLink
 from crosstie_gateway.service.worker_metrics import counters, merged_pages
 from crosstie_gateway.share.board import Board, Cell
@@ -78,7 +78,7 @@ class Worker(SharedLoad, OtherWorkers):
         # By backend, which finding of others was last taken over.
         self._seen: dict[str, float] = {}
         self._adopting = self._orphaned = False
-        self._inherited = ""
+        self._inherited, self._kept = "", monotonic()
         self._tasks = Tasks()
 
     def _settle(self) -> None:
@@ -98,9 +98,12 @@ class Worker(SharedLoad, OtherWorkers):
             self._inherited = self._kept_at(self._row).read_text()
         self._gateway.context.workers = self
         loop.add_reader(self.slot.line.fileno(), self._on_order)
-        # A worker that is killed before anyone has asked has been started all the same.
-        self._own_page()
         self._ticking = loop.call_later(_TICK_S, self._tick)
+
+    def ready(self) -> None:
+        """All components have started. A worker that is killed before anyone has asked counts as started, too."""
+        self._own_page()
+        self.slot.say(Ready())
 
     def families(self) -> list[Family]:
         return [("crosstie_worker_starts_total", "counter", "Worker processes that were started.", [({}, 1.0)])]

@@ -38,7 +38,7 @@ from crosstie_gateway.service.plugins import PluginProcesses
 from crosstie_gateway.service.process import Component, GatewayProcess, check_places
 from crosstie_gateway.service.record import TrafficRecorder
 from crosstie_gateway.service.spending import ProviderSpending
-from crosstie_gateway.service.supervisor import Ready, Supervisor, WorkerSlot
+from crosstie_gateway.service.supervisor import Supervisor, WorkerSlot
 from crosstie_gateway.service.systemd import Systemd
 from crosstie_gateway.service.telemetry import Telemetry, wanted
 from crosstie_gateway.service.token_keys import TokenKeys
@@ -306,7 +306,8 @@ class _Start:
             return 0 if run_on_loop(self._worker(slot, observers)) else 1
 
     async def _worker(self, slot: WorkerSlot, observers: Observers) -> bool:
-        shared: list[Component] = [Worker(slot)]
+        worker = Worker(slot)
+        shared: list[Component] = [worker]
         if self.fleet.state.redis is not None and slot.row == 0:
             # One speaks for all of them.
             shared.append(PeerSharing(slot.board))
@@ -319,7 +320,7 @@ class _Start:
         )
         await process.start(self.options.host, self.options.port)
         settle_memory()
-        slot.say(Ready())
+        worker.ready()
         return await process.until_stopped()
 
     def _read(self) -> Callable[[], None]:
