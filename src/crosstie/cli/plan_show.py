@@ -6,7 +6,7 @@ from datetime import date
 from rich.text import Text
 
 from crosstie.cli.hosting_show import shared_parts
-from crosstie.core.figures import dollars, seconds, share, significant
+from crosstie.core.figures import dollars, plural, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.decide.compare.payoff import FEWER
@@ -311,7 +311,8 @@ def _simulated(plan: Plan) -> Parts:
     if not plan.confirmed:
         return
     last = sum(simulated_class.requests for simulated_class in plan.simulated)
-    how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
+    runs = plural(plan.confirmed.simulations, "simulation")
+    how = f"{runs} behind the gateway's policy, the last of {last:,} requests"
     if plan.holds:
         yield Heading(f"Simulated: confirmed by {how}")
         gap = plan.fleet.gap if plan.fleet else 0.0
