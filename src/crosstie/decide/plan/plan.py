@@ -291,17 +291,21 @@ def _own_plan(
     if not better:
         return found
     on_progress(0, 0, "the same with prefill and decode apart")
-    apart = planned(better, True)
-    worse = found.fleet and (apart.search_failed or (found.holds and not apart.holds))
-    if not apart.fleet or worse:
+    if not found.fleet:
+        whole = planned(better, True)
+        return replace(whole, outlooks=found.outlooks) if whole.fleet else found
+    # Most services that pay are not measured and stand beside the answer, which needs no rivals of theirs.
+    apart = planned(better, True, alone=True)
+    if not apart.fleet or apart.search_failed or (found.holds and not apart.holds):
         # What simulation could not confirm does not stand against what it did.
         return replace(found, outlooks=[_of_one_model_alone(outlook) for outlook in found.outlooks])
     simple = 1.0 - workload.constraints.simplicity
     known = is_known_apart(catalog, workload, apart.fleet.pools)
-    dear = found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple
-    if found.fleet and found.holds >= apart.holds and (dear or not known):
+    dear = apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple
+    if found.holds >= apart.holds and (dear or not known):
         return replace(found, apart=_beside(apart, found))
-    return replace(apart, together=_beside(found, apart), outlooks=found.outlooks)
+    whole = planned(better, True)
+    return replace(whole, together=_beside(found, whole), outlooks=found.outlooks)
 
 
 def _of_one_model_alone(outlook: Outlook) -> Outlook:
