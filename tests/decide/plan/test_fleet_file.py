@@ -1,11 +1,9 @@
 """What a plan writes as its fleet is what the reader of fleet files takes."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.decide.plan.workloads import CHAT, one_class, workload
 from tests.port.recipe.samples import pool, routed, sleeping
 from tests.small_workload import Change, constrained, small
 
@@ -97,20 +95,3 @@ def test_plans_read_back_as_fleets(catalog: Catalog, tmp_path: Path, changes: tu
 @pytest.mark.slow
 def test_the_shipped_example_reads_back_as_a_fleet(catalog: Catalog, tmp_path: Path) -> None:
     check_reads_back(catalog, EXAMPLES / "assistant.toml", tmp_path / "fleet.toml")
-
-
-def test_neighbouring_slices_that_go_the_same_way_are_one_route(catalog: Catalog) -> None:
-    few = one_class("chat", 0.5, {"median": 500, "p95": 3000})
-    plan = make_plan(catalog, workload(few, accelerators=("mi300x",)))
-    (served,) = fleet_of(plan).classes
-    assert len(few.slices) > 1
-    assert [(route.share, route.up_to_input) for route in served.routes] == [(1.0, None)]
-    code = one_class("code", 1.0, 2500, 30)
-    busy = make_plan(catalog, workload(CHAT, code, accelerators=("mi300x",)))
-    served = fleet_of(busy).classes[0]
-    ways: dict[int | None, set[tuple[str, float]]] = {}
-    for route in served.routes:
-        ways.setdefault(route.up_to_input, set()).add((route.pool, route.share))
-    assert len(ways) > 1, "this traffic is to need pools by length"
-    assert all(way != following for way, following in pairwise(ways.values()))
-    assert list(ways)[-1] is None

@@ -61,22 +61,16 @@ def _apart(service: Disaggregated) -> PoolApart:
 
 
 def routes_of(request_class: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:
-    """By length of prompt; neighbouring slices that go the same way are one."""
-    ways: list[tuple[int | None, list[tuple[str, float, str]]]] = []
+    routes = []
     last = len(request_class.slices) - 1
     for index, piece in enumerate(request_class.slices):
-        # The longest slice takes whatever comes.
-        upto = None if index == last else piece.longest_input
-        way = [
-            (pool.name, carried.share, carried.why)
-            for pool in pools
-            for carried in pool.carried
-            if carried.part.request_class is request_class and carried.part.slice is piece
-        ]
-        if ways and ways[-1][1] == way:
-            ways.pop()
-        ways.append((upto, way))
-    return [Route(pool=pool, share=share, up_to_input=upto, why=why) for upto, way in ways for pool, share, why in way]
+        for pool in pools:
+            for carried in pool.carried:
+                if carried.part.request_class is request_class and carried.part.slice is piece:
+                    # The longest slice takes whatever comes.
+                    upto = None if index == last else piece.longest_input
+                    routes.append(Route(pool=pool.name, share=carried.share, up_to_input=upto, why=carried.why))
+    return routes
 
 
 def class_of(request_class: RequestClass, routes: Sequence[Route]) -> ServedClass:
