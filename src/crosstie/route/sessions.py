@@ -10,9 +10,10 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
+from crosstie.core.pauses import patience_s
 from crosstie.route.ask import Ask
 from crosstie.route.load import ReplicaLoad
-from crosstie.route.session import LiveSession, SessionClass, SessionCounts, patience_s
+from crosstie.route.session import LiveSession, SessionClass, SessionCounts
 
 # Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
 _MOST_SESSIONS: Final = 50_000
