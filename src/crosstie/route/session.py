@@ -10,6 +10,8 @@ from crosstie.route.load import ReplicaLoad
 
 # Pauses of a class that are kept.
 _PAUSES: Final = 256
+# From which likelihood of another turn on a class is one of sessions.
+LIKELY: Final = 0.5
 # Turns after which what they showed is half forgotten.
 _MEMORY: Final = 500.0
 
@@ -102,6 +104,8 @@ class LiveSession:
         self.ends: deque[int] = deque()
         self.in_flight = 0
         self.turns = 0
+        # By which number the engine of its home was told to keep its cache; 0: it was not.
+        self.kept_as = 0
         self.usd = 0.0
         self.ended_at = 0.0
         # Until when it is waited for, and what it counts for on its home.
