@@ -252,3 +252,39 @@ def test_turns_are_counted_by_what_they_find() -> None:
     assert counts.begun == 1
     assert counts.usd > 0.0
     assert list(fleet.sessions.by_state().values()) == [{"answered": 0, "warm": 1}]
+
+
+def test_engines_keep_the_cache_of_who_is_likely_to_come_back_and_until_it_is_not() -> None:
+    fleet = live(AMD)
+    first, second = fleet.replicas()
+    let_go: list[tuple[str, int]] = []
+    fleet.sessions.let_go = lambda replica, number: let_go.append((replica.key, number))
+    took(fleet, turn(1, 4), first, 0.0)
+    session = fleet.sessions.find(turn(1, 5))
+    assert session is not None
+    # Nobody knows yet that sessions of this class come back; the client may say so, or that this one does not.
+    assert fleet.sessions.keep(session, None) == 0
+    assert fleet.sessions.keep(session, inf) == 0
+    assert fleet.sessions.keep(session, 30.0) == 1 == fleet.sessions.keep(session, None) + 1
+    took(fleet, turn(1, 5), first, 10.0)
+    assert (fleet.sessions.keep(session, None), let_go) == (1, [])
+    # It moves: its old home need not keep it, and its new one knows it by another number.
+    took(fleet, turn(1, 6), second, 20.0)
+    assert let_go == [(first.key, 1)]
+    assert fleet.sessions.keep(session, None) == 2
+    fleet.sessions.advance(1000.0)
+    assert let_go[1:] == [(second.key, 2)]
+    took(fleet, turn(1, 7), second, 1001.0)
+    assert fleet.sessions.keep(session, None) == 3
+    last = turn(1, 8)
+    last.pause_s = inf
+    took(fleet, last, second, 1010.0)
+    assert let_go[2:] == [(second.key, 3)]
+    # What a lost replica held, nobody has to let go.
+    took(fleet, turn(2, 4), first, 1020.0)
+    other = fleet.sessions.find(turn(2, 5))
+    assert other is not None
+    assert fleet.sessions.keep(other, 5.0) == 4
+    fleet.sessions.lost(first)
+    fleet.sessions.advance(5000.0)
+    assert len(let_go) == 3

@@ -10,7 +10,7 @@ from tests.catalog.test_sessions import helpers, shape
 from tests.route.fleets import CATALOG, MODEL, fleet, pool, served
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.sessions import session_trace
+from crosstie.catalog.sessions import SessionTurn, session_trace
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
@@ -112,6 +112,27 @@ def test_sub_agents_work_at_once_and_their_session_waits_for_all_of_them() -> No
 
 
 @pytest.mark.slow
+def test_a_session_ends_when_the_sub_agents_of_its_last_turn_have() -> None:
+    """As recordings have them; what a file describes sends none off there."""
+    helper = tuple(SessionTurn(5.0 * turn, 600, 20, 620 + turn, 1, (900 + turn,)) for turn in range(2))
+    only = SessionTurn(0.0, 2000, 20, 2020, 0, (1, 2, 3), (helper,))
+    load = SessionLoad("chat", MODEL, live=1, turns=3, turn_s=9.5, make=lambda _number, _chance: iter([only]))
+    answers: list[SimulatedAnswer] = []
+    simulator = FleetSimulator(CATALOG, small(1))
+    loop = ClosedLoop(simulator, [load], ramp_s=1.0)
+
+    def tell(answer: SimulatedAnswer) -> None:
+        answers.append(answer)
+        loop.ended(answer)
+
+    simulator.tell = tell
+    loop.advance(60.0)
+    assert [answer.request.input_tokens for answer in answers[:6]] == [2000, 600, 600] * 2
+    ended = answers[2].request.arrival_s + answers[2].finished_s
+    assert answers[3].request.arrival_s == pytest.approx(ended)
+    assert loop.sessions_ended[0] == len(answers) // 3
+
+
 def test_what_a_run_says_of_sessions_hangs_together() -> None:
     found = run(40)
     (one,) = found.sessions

@@ -14,13 +14,15 @@ import numpy as np
 from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml, table
 from crosstie.catalog.reuse import Reuse, reuse
 from crosstie.catalog.sessions import SESSIONS_AT_ONCE, read_shape, session_trace
-from crosstie.catalog.traces import Trace
+from crosstie.catalog.traces import Floats, Trace
 from crosstie.core.workload import SessionShape
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Pace = Annotated[float, msgspec.Meta(ge=0.1, le=10)]
 _SEED = 7
+# Prompts of a benchmark of sessions that are looked at one by one.
+_DRAWN = 400
 # The most that a session may grow to where its benchmark sets no limit.
 _LONGEST = 10**7
 
@@ -77,11 +79,18 @@ class SessionBenchmark(_Described):
         return reuse(self.trace)
 
     @cached_property
-    def tails(self) -> tuple[float, float, float]:
-        """p90 over mean of a prompt's tokens, of those that are new where memory is endless, and of an answer's."""
+    def parts(self) -> tuple[Floats, Floats]:
+        """Of prompts, evenly drawn, what is found and what is new where memory is endless, over the means of all."""
         inputs = self.trace.input_tokens
-        new = inputs - np.bincount(self._reuse.request, self._reuse.tokens, len(inputs))
-        return tuple(float(np.quantile(part, 0.9) / part.mean()) for part in (inputs, new, self.trace.output_tokens))  # type: ignore[return-value]
+        found = np.bincount(self._reuse.request, self._reuse.tokens, len(inputs))
+        new = inputs - found
+        drawn = np.linspace(0, len(inputs) - 1, _DRAWN).astype(int)
+        return found[drawn] / max(found.mean(), 1.0), new[drawn] / new.mean()
+
+    @cached_property
+    def wordier(self) -> float:
+        """p90 over mean of an answer's tokens."""
+        return float(np.quantile(self.trace.output_tokens, 0.9) / self.trace.output_tokens.mean())
 
     def cached_share(self, tokens_a_session: float) -> float:
         """Share of prompt tokens that a cache with so many tokens for each live session has."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstie.catalog.agent_logs import is_agent_log, read_agent_log
 from crosstie.catalog.chat_logs import is_chat_log, read_chat_log
 from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
@@ -74,6 +75,10 @@ class Trace:
     # The class of each request, where recordings of a gateway say it.
     classes: tuple[str | None, ...] | None = None
     answers: Answers | None = None
+    # How long each answer took, and of which session and which agent of it each request is (0: the session itself),
+    # where logs of agents say it.
+    answers_s: Floats | None = None
+    sessions: tuple[tuple[int, int], ...] | None = None
     # Of the first arrival, by the recording's own clock: its files, which are several, have it in common.
     began_s: float = 0.0
     # Of each block; recordings have Mooncake's.
@@ -102,6 +107,8 @@ class Trace:
             blocks=self.blocks and tuple(self.blocks[row] for row in rows),
             classes=self.classes and tuple(self.classes[row] for row in rows),
             answers=self.answers and self.answers.taken(rows),
+            answers_s=None if self.answers_s is None else self.answers_s[rows],
+            sessions=self.sessions and tuple(self.sessions[row] for row in rows),
         )
 
 
@@ -134,6 +141,8 @@ class _Columns:
     blocks: Sequence[tuple[int, ...] | str] | None = None
     classes: Sequence[str | None] | None = None
     answers: Answers | None = None
+    answers_s: Floats | None = None
+    sessions: tuple[tuple[int, int], ...] | None = None
     # Whether rows must be in order of time, a little disorder excepted.
     ordered: bool = True
 
@@ -161,8 +170,8 @@ def find_trace(name: str, beside: Path) -> Path:
 
 
 def read_trace(path: str | Path, *, times: bool = True) -> Trace:
-    """A CSV with one of the known spellings, or JSON lines as Mooncake's or of calls of OpenAI's API; any may be
-    gzipped.
+    """A CSV with one of the known spellings, or JSON lines as Mooncake's, of calls of OpenAI's API or of sessions of
+    agents; any may be gzipped.
 
     Without `times` arrivals are not looked at, which halves the work.
     """
@@ -178,7 +187,10 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     blocks = None if table.blocks is None or not times else _numbered(table, table.blocks)
     classes = None if table.classes is None else tuple(table.classes)
     empty = int(np.count_nonzero(outputs == 0))
-    trace = Trace(str(file), arrivals, inputs, np.maximum(outputs, 1), empty, blocks, classes, table.answers)
+    trace = Trace(
+        str(file), arrivals, inputs, np.maximum(outputs, 1), empty, blocks, classes, table.answers, table.answers_s,
+        table.sessions,
+    )  # fmt: skip
     if arrivals is not None:
         began_s = float(arrivals.min())
         in_order = trace.taken(np.argsort(arrivals, kind="stable"))
@@ -241,6 +253,13 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
         return _Columns(
             file=file, inputs=log.inputs, outputs=log.outputs, times=log.times, second=1.0, lines=lambda: log.lines,
             blocks=log.blocks, ordered=False,
+        )  # fmt: skip
+    if is_agent_log(text):
+        agents = read_agent_log(file, text, BLOCK_TOKENS)
+        return _Columns(
+            file=file, inputs=agents.inputs, outputs=agents.outputs, times=agents.times, second=1.0,
+            lines=lambda: agents.lines, blocks=agents.blocks, answers_s=np.array(agents.answers_s),
+            sessions=tuple(agents.whose), ordered=False,
         )  # fmt: skip
     decoder = msgspec.json.Decoder(_Request)
     try:

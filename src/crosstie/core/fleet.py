@@ -266,6 +266,11 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[HostedModel, ...] = ()
 
     @property
+    def keeps_sessions(self) -> bool:
+        """Whether its engines, SGLang's, were started so that they keep the caches of sessions that requests name."""
+        return "--enable-session-radix-cache" in self.settings and self.apart is None
+
+    @property
     def replica_gpus(self) -> int:
         return self.apart.prefill.gpus + self.apart.decode.gpus if self.apart else self.parallelism.gpus
 

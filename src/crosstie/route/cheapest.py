@@ -19,6 +19,7 @@ from crosstie.route.decision import Decision, in_words
 from crosstie.route.filters import available, without_room
 from crosstie.route.live import LivePool, Promise, Replica
 from crosstie.route.policy import Query, Rated, RoutingPolicy
+from crosstie.route.session import LIKELY
 from crosstie.route.shortlist import looked_at, most_held
 from crosstie.route.speed import Prediction, first_token_s
 
@@ -28,8 +29,6 @@ _PATIENCE: Final = 2.0
 _USUAL_DEVIATIONS: Final = 1.2816
 # Prices this close are the same, and the sooner one is taken.
 _SAME_PRICE: Final = 1.02
-# From which likelihood of another turn on a class is one of sessions.
-_LIKELY: Final = 0.5
 # Whoever misses comes after all who do not, however soon they finish.
 _AFTER: Final = 1e12
 
@@ -113,7 +112,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     home = under_way.home if under_way is not None else None
     mean_tokens = kind.mean_tokens()
     # A new session may be kept waiting as long as it is patient.
-    is_held = under_way is None and kind.returns() > _LIKELY and (ask.waited_s < ask.patience_s or ask.priority < 1)
+    is_held = under_way is None and kind.returns() > LIKELY and (ask.waited_s < ask.patience_s or ask.priority < 1)
     best: Replica | None = None
     least, even = inf, turn & 1
     cached = 0.0

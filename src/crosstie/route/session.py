@@ -5,23 +5,15 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from crosstie.core.pauses import comes_back_s
 from crosstie.route.load import ReplicaLoad
 
-# Pauses of a class that are kept. A session is waited for twice as long as this share of them takes, since pauses of
-# one class may all be alike.
+# Pauses of a class that are kept.
 _PAUSES: Final = 256
-_WAITED_FOR: Final = 0.95
-_TIMES: Final = 2.0
-# Until a class has shown how long its pauses are.
-_USUAL_PAUSE_S: Final = 60.0
-_FEW_PAUSES: Final = 8
+# From which likelihood of another turn on a class is one of sessions.
+LIKELY: Final = 0.5
 # Turns after which what they showed is half forgotten.
 _MEMORY: Final = 500.0
-
-
-def patience_s(pause_s: float) -> float:
-    """How long a session is waited for that pauses so long."""
-    return _TIMES * pause_s
 
 
 class _Mean:
@@ -64,9 +56,7 @@ class SessionClass:
 
     def pause_s(self) -> float:
         """Within which those come back that do."""
-        if len(self._sorted) < _FEW_PAUSES:
-            return _USUAL_PAUSE_S
-        return patience_s(self._sorted[int(_WAITED_FOR * len(self._sorted))])
+        return comes_back_s(self._sorted)
 
     def returns(self) -> float:
         """How likely another turn follows."""
@@ -114,6 +104,8 @@ class LiveSession:
         self.ends: deque[int] = deque()
         self.in_flight = 0
         self.turns = 0
+        # By which number the engine of its home was told to keep its cache; 0: it was not.
+        self.kept_as = 0
         self.usd = 0.0
         self.ended_at = 0.0
         # Until when it is waited for, and what it counts for on its home.

@@ -6,13 +6,15 @@ What a session left on a replica is worth keeping while it is likely to come bac
 learnt by class from those that came back and those that did not.
 """
 
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 from typing import Final
 
+from crosstie.core.pauses import patience_s
 from crosstie.route.ask import Ask
 from crosstie.route.load import ReplicaLoad
-from crosstie.route.session import LiveSession, SessionClass, SessionCounts, patience_s
+from crosstie.route.session import LIKELY, LiveSession, SessionClass, SessionCounts
 
 # Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
 _MOST_SESSIONS: Final = 50_000
@@ -30,7 +32,9 @@ class LiveSessions:
         self._all: dict[int, LiveSession] = {}
         self._idle: list[tuple[float, int, LiveSession]] = []
         self._kinds: dict[str, SessionClass] = {}
-        self._numbers = 0
+        self._numbers = self._kept = 0
+        # Told where the cache of a session need not be kept any more, and by which number it was.
+        self.let_go: Callable[[ReplicaLoad, int], None] | None = None
 
     def __len__(self) -> int:
         return len(self._all)
@@ -78,6 +82,7 @@ class LiveSessions:
         if session.turns:
             self._found(session, cached_tokens < CACHED_LEAST * min(session.tokens, ask.input_tokens), replica)
         if session.home is not replica:
+            self._let_go(session)
             self._leave(session)
             session.home = replica
         session.turns += 1
@@ -140,6 +145,23 @@ class LiveSessions:
         # A client that says when it comes back means to.
         self._count(session, kind.returns() if pause_s is None else 1.0)
 
+    def keep(self, session: LiveSession, pause_s: float | None) -> int:
+        """By which number the engine of its home is told to keep its cache; 0: another turn is not likely to follow.
+        `pause_s`: as the client says."""
+        comes_back = session.turns > 1 or pause_s is not None or session.kind.returns() > LIKELY
+        if pause_s == inf or not comes_back:
+            return 0
+        if not session.kept_as:
+            # Never one that was let go, which engines do not take again.
+            self._kept += 1
+            session.kept_as = self._kept
+        return session.kept_as
+
+    def _let_go(self, session: LiveSession) -> None:
+        if session.kept_as and session.home is not None and self.let_go is not None:
+            self.let_go(session.home, session.kept_as)
+        session.kept_as = 0
+
     def advance(self, now: float) -> None:
         """Those who have not come back are no more waited for."""
         idle = self._idle
@@ -147,13 +169,14 @@ class LiveSessions:
             until, _, session = heappop(idle)
             if until == session.until and not session.in_flight and session.weight > 0.0:
                 self._count(session, 0.0)
+                self._let_go(session)
 
     def lost(self, replica: ReplicaLoad) -> None:
         """A replica is gone, and with it what it held."""
         for session in list(self._all.values()):
             if session.home is replica:
                 self._leave(session)
-                session.home = None
+                session.home, session.kept_as = None, 0
 
     def _count(self, session: LiveSession, weight: float) -> None:
         """What it counts for on its home: its own tokens, as likely as it comes back."""
@@ -173,6 +196,7 @@ class LiveSessions:
         session.weight = session.counted = 0.0
 
     def _drop(self, session: LiveSession) -> None:
+        self._let_go(session)
         self._leave(session)
         self._all.pop(session.number, None)
         while session.ends:

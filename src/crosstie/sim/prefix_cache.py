@@ -58,6 +58,12 @@ class PrefixCache:
             blocks[key] = held
         self._trim()
 
+    def touch(self, keys: Sequence[Hashable]) -> None:
+        """As if these had just been used, the end before the beginning."""
+        for key in reversed(keys):
+            if key in self._blocks:
+                self._blocks.move_to_end(key)
+
     def keep_answer(self, tokens: int) -> None:
         """One that nobody will ask for by a key, and which takes its room all the same."""
         self._blocks[object()] = tokens

@@ -83,8 +83,9 @@ class _Session:
     # Prompt and answer of the turn before, where the next prompt begins with them.
     before: int = 0
     of: "_Session | None" = None
-    # Of its sub-agents, those that it waits for.
+    # Of its sub-agents, those that it waits for; and whether nothing follows them.
     waits_for: int = 0
+    over: bool = False
 
 
 @dataclass(slots=True)
@@ -186,29 +187,29 @@ class ClosedLoop:
             return
         self._note(session, answer, now)
         turn, following = session.due, next(session.turns, None)
-        if following is None:
-            self._end(session, now)
-            return
-        session.turn += 1 if session.of is None else 0
-        goes_on = following.conversation == turn.conversation
-        session.before = turn.input_tokens + turn.output_tokens if goes_on else 0
-        session.due, session.asked_s = following, now + following.pause_s
-        session.waits_for = len(turn.subagents)
+        session.waits_for, session.over = len(turn.subagents), following is None
+        if following is not None:
+            session.turn += 1 if session.of is None else 0
+            goes_on = following.conversation == turn.conversation
+            session.before = turn.input_tokens + turn.output_tokens if goes_on else 0
+            session.due, session.asked_s = following, now + following.pause_s
         for helper in turn.subagents:
             self._open(session.load, helper, 0, now, session)
         if not session.waits_for:
-            self._ask(session)
+            self._go_on(session, now)
 
-    def _end(self, session: _Session, now: float) -> None:
-        of = session.of
-        if of is None:
+    def _go_on(self, session: _Session, now: float) -> None:
+        """Its answer and its sub-agents have ended."""
+        if not session.over:
+            session.asked_s = max(session.asked_s, now)
+            self._ask(session)
+        elif session.of is None:
             self.sessions_ended[self.loads.index(session.load)] += 1
             self._begin(session.load, now)
-            return
-        of.waits_for -= 1
-        if not of.waits_for:
-            of.asked_s = max(of.asked_s, now)
-            self._ask(of)
+        else:
+            session.of.waits_for -= 1
+            if not session.of.waits_for:
+                self._go_on(session.of, now)
 
     def _note(self, session: _Session, answer: SimulatedAnswer, now: float) -> None:
         columns, turn = self.columns, session.due

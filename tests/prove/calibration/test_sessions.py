@@ -9,6 +9,7 @@ from tests.prove.calibration.rows import point
 from crosstie.catalog.benchmarks import PrefixBenchmark, SessionBenchmark, read_benchmarks, shipped_benchmarks
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
+from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.predict import Predictor
 from crosstie.prove.calibration.stages import StageReplica, stage
@@ -62,12 +63,29 @@ def test_sessions_keep_littles_law(resolve: Cases) -> None:
     agentx = named("agentx")
     assert isinstance(agentx, SessionBenchmark)
     turns_per_s = got["output_tokens_per_s"][0] / case.output_tokens
-    turn_s = agentx.pause_s + got["ttft_p50"][0] + got["tpot"][0] * (case.output_tokens - 1)
+    turn_s = agentx.pause_s + got["ttft_mean"][0] + got["tpot"][0] * (case.output_tokens - 1)
     assert turns_per_s * turn_s == pytest.approx(14, rel=0.01)
     # One session alone does not wait out its pauses: the benchmark skips an idle system ahead.
     alone = predicted(one(resolve, AGENTX, concurrency="1"))
-    turn_s = agentx.pause_alone_s + alone["ttft_p50"][0] + alone["tpot"][0] * (case.output_tokens - 1)  # type: ignore[operator]
+    turn_s = agentx.pause_alone_s + alone["ttft_mean"][0] + alone["tpot"][0] * (case.output_tokens - 1)  # type: ignore[operator]
     assert alone["output_tokens_per_s"][0] / case.output_tokens * turn_s == pytest.approx(1, rel=0.01)
+
+
+def test_quantiles_of_first_tokens_are_over_whole_prompts(resolve: Cases) -> None:
+    """Prompts that bring much that is new are seldom the longest, so p90 of the whole is below the sum of two p90s."""
+    case = one(resolve, AGENTX, concurrency="1")
+    got, benchmark = predicted(case), named("agentx")
+    assert isinstance(benchmark, SessionBenchmark)
+    found, new = benchmark.parts
+    assert (found.mean(), new.mean()) == pytest.approx((1.0, 1.0), abs=0.1)
+    host_s = HOST_S_PER_CACHED_TOKEN * case.cached_tokens
+    takes_s = host_s * found + (got["ttft_mean"][0] - host_s) * new
+    assert got["ttft_p50"][0] == pytest.approx(float(np.median(takes_s)))
+    assert got["ttft_p50"][0] < got["ttft_mean"][0]
+    # One session on eight GPUs adds a fortieth.
+    assert got["ttft_p90"][0] == pytest.approx(1.025 * np.quantile(takes_s, 0.9))
+    apart_s = host_s * np.quantile(found, 0.9) + (got["ttft_mean"][0] - host_s) * np.quantile(new, 0.9)
+    assert got["ttft_p90"][0] < 0.95 * apart_s
 
 
 def test_sessions_that_no_memory_keeps_are_computed_again(resolve: Cases) -> None:

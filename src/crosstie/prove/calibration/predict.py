@@ -227,8 +227,9 @@ class MeasuredSessions:
         ])  # fmt: skip
         self.crowd = live[:, 0] / np.array([case.gpus for case in cases])
         self.later = _column(cases, "output_tokens")[:, 0] - 1.0
-        # p90 over mean of a prompt's length, of what is new in it, and of an answer.
-        self.longer, self.newer, self.wordier = (column(lambda bench, i=i: bench.tails[i])[:, 0] for i in range(3))  # type: ignore[misc]
+        self.wordier = column(lambda benchmark: benchmark.wordier)[:, 0]
+        own = [case.benchmark for case in cases if isinstance(case.benchmark, SessionBenchmark)]
+        self.parts = np.array([benchmark.parts for benchmark in own]) if len(own) == len(cases) else None
 
     def pauses_s(self, answered_s: Array) -> Array:
         """The mean pause: cut where all other sessions happen to pause too."""
@@ -253,17 +254,19 @@ class MeasuredSessions:
         return np.where(self.all_live[:, 0] > 0, closed, otherwise)
 
     def tails(self, own_s: Array, waited_s: Array, tpot: Array) -> dict[str, Array]:
-        """The p90 of TTFT by that of what is new in a prompt and of its length, and by queues; not a number of others.
+        """Median and p90 of TTFT over the benchmark's prompts, of which those that bring much that is new are seldom
+        the longest, and by queues; p90 of others. Not a number of cases without.
 
         `own_s`: TTFT of a prompt that finds room, and `waited_s` what it waits beyond.
         """
+        if self.parts is None:
+            return dict.fromkeys(("ttft_p90", "tpot_p90", "e2e_p90"), np.full_like(own_s, np.nan))
         host = HOST_S_PER_CACHED_TOKEN * self.cached
-        longer = host * self.longer + (own_s - host) * self.newer + waited_s * _QUEUE_TAIL
-        longer = longer * (1.0 + _CROWDING * self.crowd)
-        here = self.all_live[:, 0] > 0
-        tails = {"ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
-                 "e2e_p90": longer + tpot * self.later * self.wordier}  # fmt: skip
-        return {name: np.where(here, values, np.nan) for name, values in tails.items()}
+        found, new = self.parts[:, 0], self.parts[:, 1]
+        median, longer = np.quantile(host[:, None] * found + (own_s - host)[:, None] * new, (0.5, 0.9), axis=1)
+        longer = (longer + waited_s * _QUEUE_TAIL) * (1.0 + _CROWDING * self.crowd)
+        return {"ttft_p50": median + waited_s, "ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
+                "e2e_p90": longer + tpot * self.later * self.wordier}  # fmt: skip
 
 
 class _Full(_Steady):

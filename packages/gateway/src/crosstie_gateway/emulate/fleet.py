@@ -224,7 +224,7 @@ def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
     tokenizer = Tokenizer(Path(pool.tokenizer), template) if pool.tokenizer else None
     return Emulated(
         pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs, service, inputs,
-        tokenizer,
+        tokenizer, pool.keeps_sessions,
     )  # fmt: skip
 
 

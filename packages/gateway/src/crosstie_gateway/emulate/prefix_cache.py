@@ -28,11 +28,25 @@ class TellingCache:
         self.blocks = PrefixCache(capacity_tokens, block_bytes // BYTES_PER_TOKEN, ENGINE_BLOCK)
         if publisher is not None:
             self.blocks.dropped = []
+        # By session, blocks that it refers to; and those that were closed, which none opens again.
+        self.sessions: dict[str, dict[int, None]] = {}
+        self._closed: set[str] = set()
+
+    def refer(self, session: str, keys: list[int]) -> None:
+        """What no session refers to goes first, as with SGLang's --enable-session-radix-cache."""
+        if session not in self._closed:
+            self.sessions.setdefault(session, {}).update(dict.fromkeys(keys))
+
+    def close_session(self, session: str) -> None:
+        self._closed.add(session)
+        self.sessions.pop(session, None)
 
     def keep(self, keys: list[int], text: bytes) -> None:
         """Keeps a text's blocks, and publishes what was stored and dropped."""
         blocks, publisher, size = self.blocks, self._publisher, self.block_bytes
         known = next((place for place, key in enumerate(keys) if key not in blocks), len(keys)) if publisher else 0
+        for held in self.sessions.values():
+            blocks.touch(list(held))
         blocks.keep(keys, len(keys) * blocks.block_tokens)
         if publisher is None:
             return

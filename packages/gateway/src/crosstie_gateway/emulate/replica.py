@@ -70,6 +70,8 @@ class Emulated:
     mean_input_tokens: float = 1.0
     # With which prompts are counted and cut into blocks; None: four bytes are a token.
     tokenizer: Tokenizer | None = None
+    # Whether requests say which session they are of, so that its cache is kept.
+    keeps_sessions: bool = False
 
     @property
     def block_bytes(self) -> int:
@@ -265,6 +267,8 @@ class EmulatedReplica:
             last = sequence.keys[-1] if sequence.keys else 0
             keys = [*sequence.keys, *block_keys(answer, last, self.cache.block_bytes)]
             self.cache.keep(keys, wanted.prompt + answer[len(sequence.tail) :])
+            if wanted.session and self.emulated.keeps_sessions:
+                self.cache.refer(wanted.session, keys)
             self._forget(sequence)
         if token.finished or wanted.streams:
             sequence.passed_on = token.tokens

@@ -103,6 +103,7 @@ class _Body(msgspec.Struct):
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
+    session_id: str | None = None
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -141,6 +142,10 @@ class ResponseBody(_Body, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     text: _TextOptions | None = None
+
+
+class Session(msgspec.Struct):
+    session_id: str
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
@@ -187,6 +192,7 @@ class GenerationRequest:
     # Of the blocks that the prompt is cut into for the cache.
     block_bytes: int = BLOCK_BYTES
     told: Told = Told()
+    session: str | None = None
 
 
 def decode(body: bytes, type: Any) -> Any:
@@ -452,6 +458,7 @@ def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: 
         continuous=bool(options.include_usage and options.continuous_usage_stats),
         begun=there,
         told=told,
+        session=body.session_id,
         written=max(min(wanted, most), 0),
         handover=body.kv_transfer_params,
         meeting=None

@@ -37,6 +37,8 @@ from crosstie_gateway.emulate.requests import (
     GenerationRequest,
     PromptText,
     ResponseBody,
+    Session,
+    decode,
 )
 from crosstie_gateway.emulate.tokens import BYTES_PER_TOKEN, filler
 from crosstie_gateway.wire.request import Request
@@ -186,6 +188,7 @@ class EmulatedServer:
         self._generating: dict[str, Handler] = {
             **{path: partial(self._generate, *how) for path, how in _GENERATE.items()},
             "/v1/embeddings": self._embed,
+            "/close_session": self._close_session,
         }
         speed = replica.speed
         self.adapters = adapters = EmulatedAdapters(lambda after_s, do: self.loop.call_later(after_s / speed, do))
@@ -391,6 +394,10 @@ class EmulatedServer:
         if body.model not in (None, self.model) and self.adapters.named(body.model, self.model) is None:
             raise EngineError(404, "NotFoundError", f"The model `{body.model}` does not exist.", "model")
         return body
+
+    def _close_session(self, request: Request, reply: Reply) -> None:
+        self.replica.cache.close_session(decode(request.body, Session).session_id)
+        reply.send(200, b"", self.headers)
 
     def _models(self, reply: Reply) -> None:
         emulated = self.replica.emulated

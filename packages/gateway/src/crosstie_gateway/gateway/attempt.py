@@ -15,7 +15,7 @@ from crosstie.wire.way import TlsRefused
 from crosstie_gateway.gateway.answers import lacks_model, oddity
 from crosstie_gateway.gateway.asks import HINTS
 from crosstie_gateway.gateway.backend import FULL, FULL_S, Backend
-from crosstie_gateway.gateway.body import with_model, with_usage_requested
+from crosstie_gateway.gateway.body import with_member, with_model, with_usage_requested
 from crosstie_gateway.gateway.call import BackendCall
 from crosstie_gateway.gateway.choices import Choices, has_cut_choice
 from crosstie_gateway.gateway.errors import asked_to_wait_s, without_address
@@ -53,6 +53,9 @@ _ABOUT_KEYS: Final[tuple[int, ...]] = (401, 402, 403)
 _PROXY_KEY: Final = 407
 # Engines that count all along a stream, if they are asked to.
 _COUNTING: Final[tuple[str, ...]] = ("vllm", "sglang", "emulated")
+# Engines that take hints of sessions, and the paths on which they do.
+_KEEPING: Final[tuple[str, ...]] = ("sglang", "emulated")
+_SAYS: Final[tuple[str, ...]] = ("/completions", "/responses")
 
 
 class Attempt(BackendCall):
@@ -150,6 +153,9 @@ class Attempt(BackendCall):
             self.counting = backend.engine in _COUNTING and not parsed.wants_continuous
             if self.counting or not parsed.wants_usage:
                 body = with_usage_requested(body, parsed.options_absent, self.counting)
+        if backend.pool.keeps_sessions and backend.engine in _KEEPING and path.endswith(_SAYS):
+            member = self.context.keeper.member(self.flight)
+            body = with_member(body, member) if member else body
         return body
 
     def _target(self, backend: Backend) -> bytes:

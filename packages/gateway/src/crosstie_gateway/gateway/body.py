@@ -320,14 +320,17 @@ def with_model(body: bytes, model: str) -> bytes:
     return _encode(parts)
 
 
+def with_member(body: bytes, member: bytes) -> bytes:
+    """The same body with another member in front, byte for byte; what the client says by the same name holds."""
+    start = body.index(b"{") + 1
+    rest = body[start:]
+    return b"{" + member + (b"" if rest.lstrip()[:1] == b"}" else b",") + rest
+
+
 def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
     """The same body, asking for the usage at the end of its stream, or all along."""
     if options_absent:
-        # Everything else stays byte for byte where it was.
-        start = body.index(b"{") + 1
-        rest = body[start:]
-        wish = _CONTINUOUS_WISH if continuous else _USAGE_WISH
-        return b"{" + wish + (b"" if rest.lstrip()[:1] == b"}" else b",") + rest
+        return with_member(body, _CONTINUOUS_WISH if continuous else _USAGE_WISH)
     parts = decode_parts(body)
     wished = msgspec.json.decode(parts["stream_options"]) or {}
     wished["include_usage"] = True

@@ -23,6 +23,7 @@ from crosstie_gateway.gateway.interfaces import (
     Tracing,
     TrialPools,
 )
+from crosstie_gateway.gateway.kept_sessions import SessionKeeper
 from crosstie_gateway.gateway.metrics import Metrics
 from crosstie_gateway.gateway.responses import KeptResponses
 
@@ -44,6 +45,7 @@ class Context:
         self.tracing: Tracing | None = None
         self.hosted: HostedModels | None = None
         self.adapters: AdapterLoader | None = None
+        self.keeper = SessionKeeper(loop, self.backends)
         self.workers: OtherWorkers | None = None
         self.tokenizing: Tokenizing | None = None
         self.plugins: Plugins | None = None

@@ -165,6 +165,7 @@ class Gateway:
         """A backend for each replica, those that were there before as they are."""
         self.metrics.expect(self.live.fleet)
         self._load_adapters()
+        self.live.sessions.let_go = self.context.keeper.let_go
         now, kept = self.now(), set()
         for replica in self.live.replicas():
             backend, way = self.backends.get(replica.key), self._ways[replica.pool.name]
@@ -684,6 +685,7 @@ class Gateway:
 
     def close(self) -> None:
         self._ticking.cancel()
+        self.context.keeper.close()
         if self.context.adapters is not None:
             self.context.adapters.close()
         for task in self._watches.values():
