@@ -416,7 +416,7 @@ class Gateway:
         try:
             if verdict.body is not None and not verdict.refusal:
                 request = exchange.request
-                request.body, request.outline = verdict.body, None
+                request.body, request.outline, request.boundaries = verdict.body, None, None
                 parsed, ask = self.read(request, exchange.record.key_id)
                 ask.priority, ask.ttft_s, ask.tpot_s = exchange.ask.priority, exchange.ask.ttft_s, exchange.ask.tpot_s
                 exchange.take_body(ask, parsed)

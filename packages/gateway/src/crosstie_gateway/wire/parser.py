@@ -8,6 +8,7 @@ import re
 from io import BytesIO
 from typing import Any, Final, NoReturn
 
+from crosstie_gateway.wire.multipart import Boundaries
 from crosstie_gateway.wire.outline import Outline
 from crosstie_gateway.wire.request import BadRequest, Head, Request, RequestLimits
 
@@ -86,10 +87,10 @@ class RequestParser:
         # A body that came at once, or in parts: in a buffer, since small parts take ten times their bytes in a list.
         self._body = b""
         self._parts: BytesIO | None = None
-        # Bytes so far of the body that is arriving, and its outline where it may be JSON.
+        # Bytes so far of the body that is arriving, and its outline where it may be JSON, or a form's boundaries.
         self.held = 0
-        self._outline: Outline | None = None
-        # Bytes of it that the outline has seen.
+        self._reader: Outline | Boundaries | None = None
+        # Bytes of it that these have seen.
         self._counted = 0
         # Of the last request: its version, whether another may follow, whether its client waits to be told to go on.
         self.http11 = self.keep_alive = True
@@ -127,7 +128,7 @@ class RequestParser:
     def drop(self) -> None:
         """Lets go of all that it holds."""
         self._data, self._body, self._parts, self._request = b"", b"", None, _NO_REQUEST
-        self._outline = self._last = None
+        self._reader = self._last = None
         self._at = self.held = 0
         self._state = _HEAD
 
@@ -144,8 +145,8 @@ class RequestParser:
         if parts is None:
             request.body = self._body
         else:
-            request.body, request.outline = parts.getvalue(), self._outline
-        self._body, self._parts, self._outline = b"", None, None
+            request.body = parts.getvalue()
+        self._body, self._parts, self._reader = b"", None, None
         self._state, self._blank, self.wants_continue = _HEAD, False, False
         self.held = 0
         return request
@@ -240,24 +241,27 @@ class RequestParser:
         return self._left == 0
 
     def _begin_parts(self) -> BytesIO:
-        """For bodies in parts, whose values are counted as they come."""
+        """For bodies in parts, which are read as they come."""
         first, self._body = self._body, b""
         self._parts = parts = BytesIO()
         parts.write(first)
-        if self._request.path not in self._limits.form_paths:
-            self._outline = Outline(self._limits.body_values, self._limits.body_plain_bytes)
-            self._counted = 0
+        request, limits = self._request, self._limits
+        self._counted = 0
+        if request.path in limits.form_paths:
+            request.boundaries = self._reader = Boundaries(request.headers.get(b"content-type", b""))
+        else:
+            request.outline = self._reader = Outline(limits.body_values, limits.body_plain_bytes)
         return parts
 
     def _count(self) -> None:
-        """Counts what one read has brought, however many chunks, since each look costs."""
-        parts, outline = self._parts, self._outline
-        if parts is None or outline is None:
+        """Reads what one read has brought, however many chunks, since each look costs."""
+        parts, reader = self._parts, self._reader
+        if parts is None or reader is None:
             return
         parts.seek(self._counted)
         piece = parts.read()
         self._counted += len(piece)
-        if piece and not outline.feed(piece):
+        if piece and not reader.feed(piece):
             limits = self._limits
             raise BadRequest(
                 413,

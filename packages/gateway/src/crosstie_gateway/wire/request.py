@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from crosstie_gateway.wire.multipart import Boundaries
 from crosstie_gateway.wire.outline import Outline
 
 # More digits than that are more bytes than any limit, and slow to turn into a number.
@@ -43,6 +44,8 @@ class Request:
         self.model: str | None = None
         # The outline of a body that came in pieces, where it may be JSON.
         self.outline: Outline | None = None
+        # Where the boundaries of a form are that came in pieces.
+        self.boundaries: Boundaries | None = None
         # What its answer is kept with, where it is.
         self.turn: object = None
         # The address that it came from, where somebody wants to know.
