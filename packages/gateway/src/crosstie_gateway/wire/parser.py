@@ -36,6 +36,8 @@ _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 256
 # The longest head that is remembered of a connection: nearly all clients repeat it, but for the body's length.
 _LONGEST_HEAD: Final = 2048
+# More digits of a length than that are more bytes than any limit, and slow to turn into a number.
+_MOST_DIGITS: Final = 18
 _LENGTH: Final = b"\r\ncontent-length: "
 _NOT_KEPT: Final = frozenset(
     b"authorization proxy-authorization api-key x-api-key cookie content-length x-request-id traceparent tracestate "
@@ -158,20 +160,19 @@ class RequestParser:
             self._blank = True
             at += 2
             self._at = at
-        end = data.find(b"\r\n\r\n", at + self._seen)
-        if end < 0:
-            if at < len(data):
-                part = data[at:] if at else data
-                unfinished_head(part, self._seen, limits)
-                # Its end may have come in part.
-                self._seen = max(len(part) - 3, 0)
-            return False
-        self._seen = 0
-        head = data[at : end + 2]
-        self._at = end + 4
         last = self._last
-        if last is None or not self._repeats(last, head):
-            self._read_new_head(head)
+        if last is None or not self._repeats(last):
+            end = data.find(b"\r\n\r\n", at + self._seen)
+            if end < 0:
+                if at < len(data):
+                    part = data[at:] if at else data
+                    unfinished_head(part, self._seen, limits)
+                    # Its end may have come in part.
+                    self._seen = max(len(part) - 3, 0)
+                return False
+            self._at = end + 4
+            self._read_new_head(data[at : end + 2])
+        self._seen = 0
         fields = self._request.headers
         has_body = self._left != 0
         if self._left >= 0:
@@ -183,15 +184,18 @@ class RequestParser:
             self.wants_continue = fields[b"expect"].lower() == b"100-continue"
         return True
 
-    def _repeats(self, last: Head, head: bytes) -> bool:
-        """Whether it repeats the last head but for the length."""
-        limits, size = self._limits, len(head)
-        if size > limits.head_bytes or size > limits.header_bytes:
+    def _repeats(self, last: Head) -> bool:
+        """Whether a head has come that repeats the last but for the length; it is not even searched for its end."""
+        data, at, before, after, limits = self._data, self._at, last.before, last.after, self._limits
+        begin = at + len(before)
+        if data[at:begin] != before:
             return False
-        digits = last.length_in(head)
-        length = int(digits) if digits else -1
-        if not 0 <= length <= limits.body_bytes:
+        end = data.find(after, begin, begin + _MOST_DIGITS + len(after))
+        digits = data[begin:end] if end >= 0 else b""
+        size, length = end + len(after) - at, int(digits) if digits.isdigit() else -1
+        if size > limits.head_bytes or size > limits.header_bytes or not 0 <= length <= limits.body_bytes:
             return False
+        self._at = at + size
         fields = last.fields.copy()
         fields[b"content-length"] = digits
         self._left, self.http11, self.keep_alive = length, last.http11, last.keep_alive
@@ -216,7 +220,7 @@ class RequestParser:
         if not length_line:
             before, length_line, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
         if length_line:
-            start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after
+            start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after + b"\r\n"
             # A copy, since handlers may change the request's own.
             self._last = request.head = Head(
                 start, end, line.method, line.path, line.query, fields.copy(), line.http11, self.keep_alive
