@@ -605,7 +605,7 @@ class Gateway:
         if given is not None and is_id(given):
             return given
         self._counter += 1
-        return b"req-%b-%b" % (self._run, str(self._counter).encode())
+        return b"req-%b-%x" % (self._run, self._counter)
 
     # The clock
 
