@@ -111,7 +111,7 @@ class LiveSession:
         self.name: str | None = None
         # Last blocks of its prompts, the latest last: what it is found by. Sub-agents go on from an earlier prompt, and
         # so does the session itself when they have ended.
-        self.ends: deque[int] = deque()
+        self.ends: list[int] = []
         self.in_flight = 0
         self.turns = 0
         self.usd = 0.0
