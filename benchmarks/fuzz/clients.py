@@ -2,15 +2,18 @@
 
 import json
 import random
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from upstream import mark
 
-_PATHS = ("/v1/chat/completions", "/v1/completions")
+_FORM = "/v1/audio/transcriptions"
+_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/chat/completions", "/v1/completions", _FORM)
 
 
 class Planned(NamedTuple):
-    """Bytes for one connection: the marks that may come back on it, and how many answers there must be (None: any)."""
+    """Bytes for one connection: the marks that may come back on it, and how many answers there must be (None: any).
+    What is `forged` must be answered 401."""
 
     data: bytes
     own: set[bytes]
@@ -18,22 +21,46 @@ class Planned(NamedTuple):
     kind: str
 
 
-def good(generator: random.Random, model: str, own: bytes, *, close: bool = False) -> bytes:
+def good(generator: random.Random, model: str, own: bytes, let_in: Sequence[bytes] = ()) -> bytes:
+    """`let_in`: keys and tokens, any of which is good."""
     body: dict[str, object] = {"model": model, "stream": generator.random() < 0.6, "max_tokens": 8}
     path = generator.choice(_PATHS)
+    if path == _FORM:
+        boundary, fields = form(generator, model, own)
+        return framed(generator, path, fields, let_in, b"multipart/form-data; boundary=" + boundary)
     text = own.decode() + " " * generator.choice([0, 0, 5, 3000, 70_000])
     body |= {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
-    return framed(generator, path, json.dumps(body).encode(), close=close)
+    return framed(generator, path, json.dumps(body).encode(), let_in)
 
 
-def framed(generator: random.Random, path: str, body: bytes, *, close: bool = False) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nhost: fuzz\r\ncontent-type: application/json\r\n".encode()
-    head += (
-        b"connection: close\r\n"
-        if close
-        else b"connection: upgrade\r\nupgrade: h2c\r\n"
-        if generator.random() < 0.05
-        else b""
+def form(generator: random.Random, model: str, own: bytes) -> tuple[bytes, bytes]:
+    """Its boundary and a form whose file is full of what nearly is one."""
+    boundary = generator.choice([b"x", b"-----", b"a1b2c3d4e5f6a7b8c9d0"])
+    near = generator.choice(
+        [b"\r\n--", b"\r\n--" + boundary[:-1], b"--" + boundary, b"\r\n\r\n", generator.randbytes(7)]
+    )
+    file = b"RIFF" + near * generator.choice([0, 1, 50, 20_000]) + b"\n"
+    parts = [
+        b'name="model"\r\n\r\n' + model.encode(),
+        b'name="prompt"\r\n\r\n' + own,
+        b'name="file"; filename="a.wav"\r\n\r\n' + file,
+    ]
+    generator.shuffle(parts)
+    said = b"".join(b"--%b\r\ncontent-disposition: form-data; %b\r\n" % (boundary, part) for part in parts)
+    return boundary, said + b"--%b--\r\n" % boundary
+
+
+def credential(generator: random.Random, let_in: Sequence[bytes]) -> bytes:
+    """Its line in a head; none, where nobody asks for it."""
+    return b"authorization: Bearer %b\r\n" % generator.choice(let_in) if let_in else b""
+
+
+def framed(
+    generator: random.Random, path: str, body: bytes, let_in: Sequence[bytes], kind: bytes = b"application/json"
+) -> bytes:
+    head = b"POST %b HTTP/1.1\r\nhost: fuzz\r\ncontent-type: %b\r\n" % (path.encode(), kind)
+    head += credential(generator, let_in) + (
+        b"connection: upgrade\r\nupgrade: h2c\r\n" if generator.random() < 0.05 else b""
     )
     if generator.random() < 0.3:
         at = generator.randrange(1, len(body)) if len(body) > 1 else 0
@@ -53,29 +80,35 @@ def framed(generator: random.Random, path: str, body: bytes, *, close: bool = Fa
     return head + b"content-length: %d\r\n\r\n%b" % (len(body), body)
 
 
-def planned(generator: random.Random, model: str, owner: int, number: int) -> Planned:
+def planned(
+    generator: random.Random, model: str, owner: int, number: int, let_in: Sequence[bytes] = (),
+    forged: Sequence[bytes] = (),
+) -> Planned:  # fmt: skip
     """One connection's worth, by the toss of the generator."""
     own = mark("o", owner, number)
     toss = generator.random()
+    if forged and toss < 0.05:
+        return Planned(good(generator, model, mark("i", owner, number), forged), set(), 1, "forged")
     if toss < 0.35:
-        return Planned(good(generator, model, own), {own}, 1, "good")
+        return Planned(good(generator, model, own, let_in), {own}, 1, "good")
     if toss < 0.5:
         several = [mark("o", owner, number * 10_000 + i) for i in range(1, generator.randint(2, 6))]
-        data = b"".join(good(generator, model, one) for one in several)
+        data = b"".join(good(generator, model, one, let_in) for one in several)
         return Planned(data, set(several), len(several), "pipelined")
     if toss < 0.6:
         return Planned(
             generator.choice([b"GET /health", b"GET /v1/models", b"HEAD /ready", b"GET /metrics"])
-            + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+            + b" HTTP/1.1\r\nhost: x\r\n%b\r\n" % credential(generator, let_in),
             set(),
             1,
             "page",
         )
-    whole = good(generator, model, own)
+    whole = good(generator, model, own, let_in)
     if toss < 0.8:
-        return Planned(_damaged(generator, whole + good(generator, model, own)), {own}, None, "damaged")
+        return Planned(_damaged(generator, whole + good(generator, model, own, let_in)), {own}, None, "damaged")
     if toss < 0.95:
-        return Planned(_smuggling(generator, model, own, mark("i", owner, number)), {own}, None, "smuggling")
+        data = _smuggling(generator, model, own, mark("i", owner, number), let_in)
+        return Planned(data, {own}, None, "smuggling")
     return Planned(generator.randbytes(generator.choice([3, 100, 5000])), set(), None, "noise")
 
 
@@ -105,9 +138,14 @@ def _damaged(generator: random.Random, data: bytes) -> bytes:
     return bytes(made)
 
 
-def _smuggling(generator: random.Random, model: str, own: bytes, inner: bytes) -> bytes:
+def _smuggling(generator: random.Random, model: str, own: bytes, inner: bytes, let_in: Sequence[bytes]) -> bytes:
     body = b'{"model":"%b","messages":[{"role":"user","content":"%b"}]}' % (model.encode(), inner)
-    hidden = b"POST /v1/chat/completions HTTP/1.1\r\nhost: fuzz\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    who = credential(generator, let_in)
+    hidden = b"POST /v1/chat/completions HTTP/1.1\r\nhost: fuzz\r\n%bcontent-length: %d\r\n\r\n%b" % (
+        who,
+        len(body),
+        body,
+    )
     size, chunk = b"content-length: %d\r\n" % len(hidden), b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden)
     lines, content = generator.choice(
         [
@@ -136,8 +174,9 @@ def _smuggling(generator: random.Random, model: str, own: bytes, inner: bytes) -
     )  # fmt: skip
     return (
         b"POST /v1/chat/completions HTTP/1.1\r\nhost: fuzz\r\n"
+        + who
         + lines
         + b"\r\n"
         + content
-        + good(generator, model, own)
+        + good(generator, model, own, let_in)
     )

@@ -9,6 +9,7 @@ says what is checked and how to read the figures.
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import errno
 import json
@@ -26,8 +27,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import httptools
+import jwt
 from clients import Planned, planned
-from upstream import Upstream, marks
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, derive_private_key
+from jwt.algorithms import ECAlgorithm
+from upstream import Upstream, mark, marks
+
+from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.places import open_store
 
 ROOT = Path(__file__).parents[2]
 MODEL = "fuzzed"
@@ -46,7 +53,17 @@ slow_start_s = 0
 health_every_s = 0.5
 drain_s = 15
 max_body_mib = 1
+[state]
+keys = "required"
+store = "keys.db"
+[jwt]
+issuer = "https://issuer.example"
+audience = "crosstie"
+jwks = "jwks.json"
 """
+ISSUER = {"iss": "https://issuer.example", "aud": "crosstie", "sub": "somebody", "iat": 1, "exp": 2**33}
+# Of a batch: between two looks at it, and how long it may take.
+_LOOK_S, _BATCH_S = 0.5, 120.0
 POOL = '[[pool]]\nname = "{name}"\nmodel = "{model}"\nmax_in_flight = 64\nbackends = ["http://127.0.0.1:{port}/v1"]\n'
 
 
@@ -148,6 +165,9 @@ def judge(plan: Planned, got: bytes, answers: Answers, half: bool, found: Found)
         found.violation(
             f"{len(answers.whole)} answers to {plan.answers} requests ({plan.kind}, half-closed: {half})", got
         )
+    for status, body in answers.whole if plan.kind == "forged" else []:
+        if status != 401:
+            found.violation(f"a forged credential was answered {status}", plan.data[:700] + b" ---> " + body)
     for status, body in answers.whole if plan.own else []:
         if status == 200 and not marks(body) and b'"error"' not in body:
             found.violation("an answer without its mark", body)
@@ -155,12 +175,119 @@ def judge(plan: Planned, got: bytes, answers: Answers, half: bool, found: Found)
             found.violation(f"a good request was answered {status}", body)
 
 
-async def client(port: int, owner: int, seed: str, until: float, found: Found) -> None:
+class Door:
+    """The gateway's port, what lets clients in there, and what does not."""
+
+    def __init__(self, folder: Path):
+        self.port = 0
+        public, secret = new_public_id(), new_secret()
+        store = open_store(str(folder / "keys.db"), create=True)
+        key = Key(name="fuzz", public_id=public, digest=digest(secret), explains=True, created_at=time.time())
+        store.add_key(key)
+        store.close()
+        self.key = shown(public, secret).encode()
+        signer, other = (derive_private_key(number, SECP256R1()) for number in (7, 8))
+        known = ECAlgorithm.to_jwk(signer.public_key(), as_dict=True) | {"kid": "a", "use": "sig", "alg": "ES256"}
+        (folder / "jwks.json").write_text(json.dumps({"keys": [known]}))
+
+        def token(by: EllipticCurvePrivateKey | str, kind: str = "ES256", name: str = "a", **claims: object) -> bytes:
+            return jwt.encode(ISSUER | claims, by, kind, {"kid": name}).encode()
+
+        good = token(signer)
+        head, claims, signature = good.split(b".")
+        more = base64.urlsafe_b64encode(json.dumps(ISSUER | {"sub": "another"}).encode()).rstrip(b"=")
+        self.let_in = [self.key, self.key, good, token(signer, sub="another")]
+        self.forged = [
+            token(other), token(other, name="b"), token("", "none"), token(known["x"] * 2, "HS256"),
+            token(signer, exp=2), token(signer, aud="other"), token(signer, iss="other"), token(signer, nbf=2**33),
+            b".".join((head, more, signature)), b".".join((head, claims, b"")), good[:-9], good + b".",
+            self.key[:-1] + b"_", self.key[:-4], b"ct-", b"x" * 8000,
+        ]  # fmt: skip
+
+    async def ask(self, method: str, path: str, body: bytes = b"", kind: str = "application/json") -> tuple[int, bytes]:
+        """One request of the key, on a connection of its own."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\n"
+        head += f"authorization: Bearer {self.key.decode()}\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        said, _, rest = (await reader.read(-1)).partition(b"\r\n\r\n")
+        writer.close()
+        return int(said[9:12] or 0), rest
+
+
+async def batches(door: Door, owner: int, seed: str, until: float, found: Found) -> None:
+    """One after the other: uploaded, run and read, and some are cancelled, or their file is deleted."""
+    generator, number = random.Random(seed), 0
+    while time.monotonic() < until and len(found.violations) < 20:
+        number += 1
+        own = {mark("o", owner, number * 10_000 + at) for at in range(generator.randint(1, 5))}
+        try:
+            async with asyncio.timeout(_BATCH_S):
+                await _batch(door, sorted(own), generator, found)
+        except TimeoutError:
+            found.hangs += 1
+            found.violation(f"a batch has not ended within {_BATCH_S:g} s")
+        except OSError as error:
+            found.violation(f"cannot connect for a batch: {error}")
+            return
+
+
+async def _batch(door: Door, own: list[bytes], generator: random.Random, found: Found) -> None:
+    found.sent["batch"] += 1
+    line = {"method": "POST", "url": "/v1/chat/completions"}
+    asked = [{"model": MODEL, "messages": [{"role": "user", "content": one.decode()}]} for one in own]
+    lines = "".join(json.dumps({"custom_id": str(at), **line, "body": one}) + "\n" for at, one in enumerate(asked))
+    part = '--x\r\ncontent-disposition: form-data; name="'
+    form = f'{part}purpose"\r\n\r\nbatch\r\n{part}file"; filename="a"\r\n\r\n{lines}\r\n--x--\r\n'
+    status, said = await door.ask("POST", "/v1/files", form.encode(), "multipart/form-data; boundary=x")
+    if status != 200:
+        found.violation(f"a file was answered {status}", said)
+        return
+    file = json.loads(said)["id"]
+    wish = {"input_file_id": file, "endpoint": line["url"], "completion_window": "24h"}
+    status, said = await door.ask("POST", "/v1/batches", json.dumps(wish).encode())
+    if status != 200:
+        found.violation(f"a batch was answered {status}", said)
+        return
+    name, toss = json.loads(said)["id"], generator.random()
+    if toss < 0.3:
+        await asyncio.sleep(generator.choice([0, 0.1, 1]))
+        spoils = ("POST", f"/v1/batches/{name}/cancel") if toss < 0.15 else ("DELETE", f"/v1/files/{file}")
+        await door.ask(*spoils)
+    while True:
+        status, said = await door.ask("GET", f"/v1/batches/{name}")
+        batch = json.loads(said)
+        if batch.get("status") in ("completed", "failed", "cancelled", "expired"):
+            break
+        await asyncio.sleep(_LOOK_S)
+    read = b""
+    for kind in ("output_file_id", "error_file_id"):
+        if batch.get(kind):
+            status, said = await door.ask("GET", f"/v1/files/{batch[kind]}/content")
+            read += said
+            await door.ask("DELETE", f"/v1/files/{batch[kind]}")
+    await door.ask("DELETE", f"/v1/files/{file}")
+    judge_batch(own, batch["status"], read, found)
+
+
+def judge_batch(own: list[bytes], status: str, read: bytes, found: Found) -> None:
+    """`read`: its lines, of answers and of errors."""
+    if foreign := marks(read) - set(own):
+        found.violation(f"a batch saw {foreign} besides its own", read)
+    ends = sorted(json.loads(one)["custom_id"] for one in read.splitlines())
+    if status == "completed" and ends != [str(at) for at in range(len(own))]:
+        found.violation(f"a batch of {len(own)} lines ended with {ends}", read)
+    if status == "failed":
+        found.violation("a batch failed", read)
+
+
+async def client(door: Door, owner: int, seed: str, until: float, found: Found) -> None:
     generator, number = random.Random(seed), 0
     while time.monotonic() < until and len(found.violations) < 20:
         number += 1
         try:
-            await converse(port, planned(generator, MODEL, owner, number), generator, found)
+            plan = planned(generator, MODEL, owner, number, door.let_in, door.forged)
+            await converse(door.port, plan, generator, found)
         except OSError as error:
             found.violation(f"cannot connect: {error}")
             return
@@ -182,14 +309,6 @@ def sockets(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-async def page(port: int) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-    said = await reader.read(-1)
-    writer.close()
-    return said.decode()
-
-
 def gauge(text: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name)
 
@@ -202,18 +321,20 @@ async def fuzz(options: argparse.Namespace, folder: Path, found: Found) -> dict[
     file.write_text(
         FLEET + "".join(POOL.format(name=f"pool-{i}", model=MODEL, port=one.port) for i, one in enumerate(upstreams))
     )
-    complaints = folder / "stderr"
+    complaints, door = folder / "stderr", Door(folder)
     with complaints.open("wb") as lines:
         process = subprocess.Popen(
-            [*options.crosstie, "serve", str(file), "--port", "0", "--json"], stdout=subprocess.PIPE, stderr=lines,
+            [*options.crosstie, "serve", str(file), "--port", "0", "--json", "--batches", str(folder / "batches")],
+            stdout=subprocess.PIPE, stderr=lines,
             env={**os.environ, "CROSSTIE_CATALOG": str(folder / "catalog")},
         )  # fmt: skip
     try:
-        port = await asyncio.to_thread(announced, process)
+        door.port = await asyncio.to_thread(announced, process)
         begun, until = time.monotonic(), time.monotonic() + options.minutes * 60
         first_sockets, track = sockets(process.pid), [memory(process.pid)]
         tasks = [
-            asyncio.create_task(client(port, i, f"{options.seed}-{i}", until, found)) for i in range(options.clients)
+            asyncio.create_task(asks(door, i, f"{options.seed}-{i}", until, found))
+            for i, asks in enumerate([batches, *[client] * options.clients])
         ]
         while not all(task.done() for task in tasks):
             await asyncio.sleep(min(5.0, max(until - time.monotonic(), 0.5)))
@@ -227,7 +348,7 @@ async def fuzz(options: argparse.Namespace, folder: Path, found: Found) -> dict[
                 )
                 sys.stderr.write(f"\r{done}, {len(found.violations)} violations\x1b[K")
         await asyncio.gather(*tasks)
-        left = await settled(process.pid, port, first_sockets) if process.poll() is None else {}
+        left = await settled(process.pid, door, first_sockets) if process.poll() is None else {}
         if any(left.values()):
             found.violation(f"left behind: {left}")
         tenths = by_tenth(track)
@@ -272,11 +393,11 @@ def announced(process: "subprocess.Popen[bytes]") -> int:
     raise SystemExit("the gateway did not start")
 
 
-async def settled(pid: int, port: int, first_sockets: int) -> dict[str, float]:
+async def settled(pid: int, door: Door, first_sockets: int) -> dict[str, float]:
     """What is left once every client has gone: patience of the gateway, then all of it should be zero."""
     deadline = time.monotonic() + 60
     while True:
-        text = await page(port)
+        text = (await door.ask("GET", "/metrics"))[1].decode()
         left = {name: gauge(text, f"crosstie_{name}") for name in ("exchanges", "in_flight", "queued")}
         # Connections to engines stay for a few seconds, and the page itself takes one.
         left["sockets"] = float(max(sockets(pid) - first_sockets - 8, 0))

@@ -6,8 +6,9 @@ One gateway with keys, tokens, batches and kept responses over one fake backend,
 every 5 ms, and beside it, shape by shape, senders who send nothing but that shape: each body after the other, or on
 many connections at once. `nothing` is the same without senders, before
 and after all the others: what is above it is what the attack does. Times are from the request's first byte to the end
-of the answer's head, in milliseconds; CPU is what each body costs the gateway, which neighbours change least. Senders
-are `nice`, since real ones have machines of their own; the state of this one is printed beside. Exit status 1 where a
+of the answer's head, in milliseconds; CPU is what each body costs the gateway, and a turn the most CPU that its loop
+took before it looked at its sockets again (turns.c, by the C compiler `cc`): neighbours change these least. Senders are
+`nice`, since real ones have machines of their own; the state of this one is printed beside. Exit status 1 where a
 small request was not answered 200.
 """
 
@@ -18,6 +19,7 @@ import json
 import os
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -224,8 +226,12 @@ def hold(port: int, key: str | None, length: int, stop: Signal, told: "Queue[Any
     told.put(Counter({said[9:12].decode() or "held": 1}))
 
 
-def measured(server: int, port: int, key: str, attack: list[Callable[..., Process]], seconds: float) -> dict[str, Any]:
+def measured(
+    server: int, turns: Path, port: int, key: str, attack: list[Callable[..., Process]], seconds: float
+) -> dict[str, Any]:
     """`server`: the gateway's process, whose CPU is counted; `key`: of the small requests."""
+    with turns.open("r+b") as file:
+        file.write(bytes(8))
     stop, told, answers = Event(), Queue(), Queue()
     client, cpu_s = Process(target=small, args=(port, key, stop, told)), cpu_seconds(server)
     senders = [begin(stop, answers) for begin in attack]
@@ -245,6 +251,7 @@ def measured(server: int, port: int, key: str, attack: list[Callable[..., Proces
     return {
         "requests": len(times),
         "cpu_s": cpu_s,
+        "turn_ms": struct.unpack("q", turns.read_bytes())[0] / 1e6,
         "p50_ms": at[0],
         "p99_ms": at[1],
         "max_ms": at[2],
@@ -288,13 +295,15 @@ def serve(command: str, folder: Path, port: int, behind: list[int]) -> "subproce
     (folder / "jwks.json").write_text(json.dumps(known))
     tokens = f'[jwt]\nissuer = "{ISSUER}"\naudience = "crosstie"\njwks = "jwks.json"\n'
     file.write_text(f'{fleet(behind)}\n[state]\nkeys = "required"\nstore = "keys.db"\n{tokens}')
+    shim, source = str(folder / "turns.so"), str(Path(__file__).with_name("turns.c"))
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
     with (folder / "gateway.log").open("wb") as log:
         server = subprocess.Popen(
             [
                 *shlex.split(command), "serve", str(file), "--port", str(port), "--batches", str(folder / "batches"),
                 "--responses", str(folder / "responses.db"),
             ],
-            stdout=log, stderr=log,
+            stdout=log, stderr=log, env=os.environ | {"LD_PRELOAD": shim, "TURNS": str(folder / "turns")},
         )  # fmt: skip
     until = time.monotonic() + 90
     while time.monotonic() < until and server.poll() is None:
@@ -318,6 +327,7 @@ def main() -> int:
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name, backends(2, 20, Path(name)) as (_, ports):
         folder, port, keys = Path(name), free_port(), []
+        turns = folder / "turns"
         store = open_store(str(folder / "keys.db"), create=True)
         for who in ("small", "hostile"):
             public, secret = new_public_id(), new_secret()
@@ -327,11 +337,11 @@ def main() -> int:
         server = serve(chosen.crosstie, folder, port, ports)
         state = {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "million_additions_ms": additions_ms()}
         try:
-            rows["nothing"] = measured(server.pid, port, keys[0], [], chosen.seconds)
+            rows["nothing"] = measured(server.pid, turns, port, keys[0], [], chosen.seconds)
             for shape, attack in attacks(port, keys[1], chosen.senders).items():
                 if not chosen.shape or shape in chosen.shape:
-                    rows[shape] = measured(server.pid, port, keys[0], attack, chosen.seconds)
-            rows["nothing, after"] = measured(server.pid, port, keys[0], [], chosen.seconds)
+                    rows[shape] = measured(server.pid, turns, port, keys[0], attack, chosen.seconds)
+            rows["nothing, after"] = measured(server.pid, turns, port, keys[0], [], chosen.seconds)
         finally:
             server.terminate()
             server.wait()
@@ -341,16 +351,17 @@ def main() -> int:
     else:
         print("; ".join(f"{what.replace('_', ' ')} {value:.3g}" for what, value in state.items()))
         print(
-            f"{'beside':24}{'requests':>9}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'CPU ms':>9}  answers to the senders"
+            f"{'beside':26}{'requests':>9}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}{'turn ms':>9}{'CPU ms':>9}"
+            "  answers to the senders"
         )
         alone = rows["nothing"]["cpu_s"] / rows["nothing"]["requests"]
         for shape, row in rows.items():
-            figures = "".join(f"{row[what]:>9.1f}" for what in ("p50_ms", "p99_ms", "max_ms"))
+            figures = "".join(f"{row[what]:>9.1f}" for what in ("p50_ms", "p99_ms", "max_ms", "turn_ms"))
             sent = ", ".join(f"{count} x {said}" for said, count in sorted(row["sent"].items()))
             number = sum(row["sent"].values())
             figures += f"{(row['cpu_s'] - alone * row['requests']) * 1e3 / number:>9.1f}" if number else f"{'':9}"
             bad = f"; NOT 200: {row['not_200']}" if row["not_200"] else ""
-            print(f"{shape:24}{row['requests']:>9}{figures}  {sent}{bad}")
+            print(f"{shape:26}{row['requests']:>9}{figures}  {sent}{bad}")
     return int(any(row["not_200"] for row in rows.values()))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from crosstie_gateway.wire import outline as outlines
 from crosstie_gateway.wire.outline import LONG, Outline, left_out, next_left_out
 
 # Lengths on both sides of what is left out; a character of two bytes and an escape may lie on any cut.
@@ -126,3 +127,17 @@ def test_a_string_without_an_end_is_one_value_and_gone_through_once() -> None:
         assert counter.feed(b'"' + b'\\"' * 200_000)
         assert counter.feed(b'x"')
     assert counter.count == 4
+
+
+def test_long_strings_are_filled_in_by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one of them, as of many short ones, no step copies more than so much and one string."""
+    monkeypatch.setattr(outlines, "_STEP", 1000)
+    for texts in (["a" * 50_000], ["a" * 200] * 250):
+        text = json.dumps(texts).encode()
+        outline = Outline(10**6, 10**6)
+        assert outline.feed(text)
+        *steps, last = outline.filling(outline.text, text)
+        assert len(steps) >= 40
+        assert set(steps) == {None}
+        assert last is not None
+        assert last[0] == text

@@ -101,7 +101,7 @@ class LiveSession:
         self.name: str | None = None
         # Last blocks of its prompts, the latest last: what it is found by. Sub-agents go on from an earlier prompt, and
         # so does the session itself when they have ended.
-        self.ends: deque[int] = deque()
+        self.ends: list[int] = []
         self.in_flight = 0
         self.turns = 0
         # By which number the engine of its home was told to keep its cache; 0: it was not.

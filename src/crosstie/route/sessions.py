@@ -116,7 +116,7 @@ class LiveSessions:
             ends.append(ask.prefix[-1])
             self._by_end[ends[-1]] = session
             if len(ends) > _MOST_ENDS:
-                self._forget(session, ends.popleft())
+                self._forget(session, ends.pop(0))
 
     def _forget(self, session: LiveSession, end: int) -> None:
         if self._by_end.get(end) is session and end not in session.ends:
@@ -200,6 +200,6 @@ class LiveSessions:
         self._leave(session)
         self._all.pop(session.number, None)
         while session.ends:
-            self._forget(session, session.ends.popleft())
+            self._forget(session, session.ends.pop(0))
         if session.name is not None and self._by_name.get(session.name) is session:
             del self._by_name[session.name]

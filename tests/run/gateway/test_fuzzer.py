@@ -13,6 +13,7 @@ from tests.waiting import LIMIT_S
 from tests.wire.sockets import scripted
 
 from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.wire.multipart import read_form
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "fuzz"
 NAMES = ("upstream", "clients", "run")
@@ -75,6 +76,51 @@ def test_a_client_s_conversation_is_judged(fuzzer: ModuleType, answer: str, said
         assert said in found.violations[0]
     else:
         assert not found.violations
+
+
+@pytest.mark.parametrize(
+    ("status", "ends", "said"),
+    [
+        ("completed", "01", ""),
+        ("cancelled", "1", ""),
+        ("completed", "0", "ended with"),
+        ("completed", "001", "ended with"),
+        ("failed", "01", "failed"),
+        ("completed", "0f", "besides its own"),
+    ],
+)
+def test_a_batch_is_judged(fuzzer: ModuleType, status: str, ends: str, said: str) -> None:
+    mark = sys.modules["upstream"].mark
+    own = [mark("o", 1, 1), mark("o", 1, 2)]
+    foreign = mark("o", 2, 1)
+    answered = {"f": b'{"custom_id":"1","said":"%b"}' % foreign}
+    lines = [answered.get(end, b'{"custom_id":"%b"}' % end.encode()) for end in ends]
+    found = fuzzer.Found()
+    fuzzer.judge_batch(own, status, b"".join(line + b"\n" for line in lines), found)
+    assert bool(found.violations) == bool(said)
+    assert not said or said in found.violations[0]
+
+
+@pytest.mark.parametrize(("status", "violations"), [(401, 0), (200, 1)])
+def test_a_forged_credential_must_be_refused(fuzzer: ModuleType, status: int, violations: int) -> None:
+    found, answers = fuzzer.Found(), fuzzer.Answers()
+    answers.feed(b"HTTP/1.1 %d X\r\ncontent-length: 2\r\n\r\n{}" % status)
+    plan = sys.modules["clients"].Planned(b"", set(), 1, "forged")
+    fuzzer.judge(plan, b"", answers, False, found)
+    assert len(found.violations) == violations
+
+
+def test_forms_that_are_sent_are_forms(fuzzer: ModuleType) -> None:
+    """However much their files look like a boundary."""
+    clients, generator = sys.modules["clients"], random.Random(1)
+    for number in range(200):
+        own = b"%d" % number
+        boundary, body = clients.form(generator, "m", own)
+        parts = read_form(b"multipart/form-data; boundary=" + boundary, body)
+        assert {name: part.content(body) for name, part in parts.items() if name != "file"} == {
+            "model": b"m",
+            "prompt": own,
+        }
 
 
 def test_an_engine_notices_what_was_smuggled(fuzzer: ModuleType) -> None:

@@ -20,6 +20,7 @@ from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.gateway import messages
 from crosstie_gateway.gateway.messages import chat_of, decode_chat, error_message, message_of
 from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.wire import outline
 from crosstie_gateway.wire.server import Reply
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ async def test_a_whole_message() -> None:
     assert (heard["max_tokens"], heard["stop"], heard["top_k"], heard["temperature"]) == (9, ["##"], 3, 0.5)
 
 
-@on_loop
-async def test_a_long_message_arrives_as_a_short_one_would() -> None:
-    """It comes in pieces, and its long strings go over as they were written."""
+@pytest.mark.parametrize("step", [2**22, 1000])
+def test_a_long_message_arrives_as_a_short_one_would(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes in pieces, and its long strings go over as they were written, at once or step by step."""
+    monkeypatch.setattr(outline, "_STEP", step)
     text, picture = 'said "so"\\ \n é' * 40_000, "iVBORw0KGgo" + "A" * 300_001
     source = {"type": "base64", "media_type": "image/png", "data": picture}
     given: list[Any] = [
@@ -113,10 +115,15 @@ async def test_a_long_message_arrives_as_a_short_one_would() -> None:
         {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": text}]},
     ]
     said = {"id": "c1", "model": MODEL, "usage": USAGE, "choices": [{"message": {"content": "Hi."}}]}
-    async with scripted(said, max_context=2**22) as (fake, ours, _):
-        await ours.messages.create(model=MODEL, max_tokens=9, system=text, messages=given)
+    hit = run_on_loop(_heard(said, {"max_tokens": 9, "system": text, "messages": given}))
     whole = chat_of(json.dumps({"model": MODEL, "max_tokens": 9, "system": text, "messages": given}).encode())
-    assert fake.hit[0][1]["messages"] == whole["messages"]
+    assert hit["messages"] == whole["messages"]
+
+
+async def _heard(said: dict[str, Any], given: dict[str, Any]) -> Any:
+    async with scripted(said, max_context=2**22) as (fake, ours, _):
+        await ours.messages.create(model=MODEL, **given)
+    return fake.hit[0][1]
 
 
 def test_of_the_inputs_of_tools_there_is_not_as_much_as_of_other_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Forms: what is replaced in them, and what is refused because an engine might read it otherwise."""
 
+from typing import Any
+
 import pytest
 
 from crosstie.core.errors import BadInput
-from crosstie_gateway.wire.multipart import read_form
+from crosstie_gateway.wire.multipart import Boundaries, read_form
 
 KIND = b"multipart/form-data; boundary=x"
 
@@ -80,3 +82,43 @@ def test_a_field_may_come_again_unless_it_is_read_here() -> None:
 def test_nothing_is_read_behind_the_end() -> None:
     body = form(field(b'name="a"')) + form(field(b'name="model"'))
     assert list(read_form(KIND, body)) == ["a"]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("before", [b"", b"\r\n", b"\n", b"preamble", b"-", b"\r\n--\r\n", b"\r\n-"])
+def test_a_form_that_comes_in_pieces_is_read_as_at_once(before: bytes, piece: int) -> None:
+    body = before + form(field(b'name="model"'), field(b'name="\r"'), field(b'name="b"'))
+    known = Boundaries(KIND)
+    for at in range(0, len(body), piece):
+        assert known.feed(body[at : at + piece])
+    assert known.places == [at - 2 for at in range(len(body)) if (b"\r\n" + body).startswith(b"\r\n--x", at)]
+    assert outcome(body, known) == outcome(body)
+
+
+def outcome(body: bytes, known: Boundaries | None = None) -> object:
+    try:
+        return read_form(KIND, body, known=known)
+    except BadInput as error:
+        return str(error)
+
+
+def test_reading_a_form_that_has_come_looks_at_its_heads_alone() -> None:
+    body = form(field(b'name="model"')).replace(b"1\r\n", b"\r\n--" * 2**20 + b"\r\n")
+    known, looked_at = Boundaries(KIND), 0
+
+    class Watched(bytes):
+        def find(self, what: Any, start: Any = 0, end: Any = None) -> int:
+            nonlocal looked_at
+            looked_at += (len(self) if end is None else end) - start
+            return bytes.find(self, what, start, end)
+
+    known.feed(body)
+    assert read_form(KIND, Watched(body), known=known)["model"].end == len(body) - len(b"\r\n--x--\r\n")
+    assert 0 < looked_at < 2**17
+
+
+def test_boundaries_are_kept_up_to_the_limit() -> None:
+    known = Boundaries(KIND)
+    for _ in range(100):
+        known.feed(b"\r\n--x" * 1000)
+    assert len(known.places) == 1002

@@ -79,13 +79,14 @@ class BatchApi(Desk, Batches):
     # Files
 
     def _upload(self, request: Request, key_id: int) -> bytes:
-        form = read_form(request.headers.get(b"content-type", b""), request.body, once=("file", "purpose"))
+        kind = request.headers.get(b"content-type", b"")
+        form = read_form(kind, request.body, ("file", "purpose"), request.boundaries)
         if "file" not in form:
             raise BadInput("the form has no field 'file'")
         purpose = form["purpose"].content(request.body)[:99].decode(errors="replace") if "purpose" in form else ""
         if purpose != "batch":
             raise BadInput(f"purpose '{purpose}': only batch is served here")
-        name, content = form["file"].file or "file", form["file"].content(request.body)
+        name, content = form["file"].file or "file", memoryview(request.body)[form["file"].start : form["file"].end]
         return _encode(self._store.add(key_id, name[:_MOST_FILENAME], content, self._quota()).shown(self._keep_s))
 
     def _file(self, key_id: int, name: str) -> bytes:

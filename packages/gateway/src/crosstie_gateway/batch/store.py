@@ -51,7 +51,7 @@ class BatchStore:
 
     # Files
 
-    def add(self, key_id: int, filename: str, content: bytes, quota: Quota) -> StoredFile:
+    def add(self, key_id: int, filename: str, content: bytes | memoryview, quota: Quota) -> StoredFile:
         """Raises QuotaExceeded and NoRoom."""
         made = _stored(f"file-{secrets.token_hex(12)}", key_id, filename, "batch", len(content))
         draft, place = self.folder / f"{made.id}.content.part", self.content_of(made.id)
@@ -218,7 +218,7 @@ def _opened(path: Path, flags: int = 0) -> int:
     return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: bytes | memoryview) -> None:
     handle = _opened(path, os.O_CREAT | os.O_TRUNC)
     with os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -203,7 +203,7 @@ def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:
 
 def read_form_body(request: Request) -> RequestBody:
     """Of a form with files in it: its model, and the length of its texts. Raises BadInput."""
-    form = read_form(request.headers.get(b"content-type", b""), request.body, once=_FORM_FIELDS)
+    form = read_form(request.headers.get(b"content-type", b""), request.body, _FORM_FIELDS, request.boundaries)
     texts = dict.fromkeys(_FORM_FIELDS, b"")
     for name in _FORM_FIELDS:
         part = form.get(name)

@@ -46,6 +46,7 @@ from crosstie_gateway.gateway.plugin_calls import question_of
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.responses import PATH
 from crosstie_gateway.gateway.roads import FORMS, MESSAGES, SERVED
+from crosstie_gateway.wire.outline import Filling
 from crosstie_gateway.wire.request import BadRequest, Request
 from crosstie_gateway.wire.server import Handler, Reply
 
@@ -270,13 +271,14 @@ class Gateway:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
         request_id, path = self._request_id(request), request.path
         guard, key_id = self.context.guard, 0
+        filling: Filling | None = None
         if path == _MESSAGES:
             reply = MessagesReply(reply)
         try:
             if guard is not None:
                 key_id = guard.known(request)
             if isinstance(reply, MessagesReply):
-                request = reply.chat_for(request)
+                request, filling = reply.chat_for(request)
             stored = path == _PATH and self.context.responses.is_stored
             if guard is not None and (stored or self.context.tokenizing is not None):
                 # Before its prompt is read.
@@ -289,8 +291,19 @@ class Gateway:
         if stored:
             go_on = lambda refused: self._prepared(request, reply, record, refused)  # noqa: E731
             self.context.responses.prepare(request, reply, key_id, go_on)
+        elif filling is not None:
+            self._fill(request, filling, lambda: self._prepared(request, reply, record, None))
         else:
             self._prepared(request, reply, record, None)
+
+    def _fill(self, request: Request, filling: Filling, then: Callable[[], None]) -> None:
+        """Step by step: others have their turns between."""
+        filled = next(filling)
+        if filled is None:
+            self.loop.call_soon(self._fill, request, filling, then)
+        else:
+            request.body, request.outline = filled
+            then()
 
     def _prepared(self, request: Request, reply: Reply, record: RequestRecord, refused: RequestRejected | None) -> None:
         if refused is not None:
@@ -417,7 +430,7 @@ class Gateway:
         try:
             if verdict.body is not None and not verdict.refusal:
                 request = exchange.request
-                request.body, request.outline = verdict.body, None
+                request.body, request.outline, request.boundaries = verdict.body, None, None
                 parsed, ask = self.read(request, exchange.record.key_id)
                 ask.priority, ask.ttft_s, ask.tpot_s = exchange.ask.priority, exchange.ask.ttft_s, exchange.ask.tpot_s
                 exchange.take_body(ask, parsed)

@@ -84,8 +84,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json]:
-    """A request of Messages as a chat, and that chat without its long strings. `counting`: it is only counted. Raises
-    RequestRejected."""
+    """A request of Messages as a chat, and that chat without its long strings. `counting`: it is only counted; else
+    they have yet to be filled into the request too. Raises RequestRejected."""
     body, outline = request.body, request.outline
     try:
         if outline is None:
@@ -96,7 +96,7 @@ def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json
     except BadInput as error:
         raise RequestRejected(400, str(error), "bad_request") from None
     made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
-    if outline is not None:
+    if outline is not None and counting:
         made.body, made.outline = outline.filled(made.body, body)
     made.model, made.peer = request.model, request.peer
     return made, chat

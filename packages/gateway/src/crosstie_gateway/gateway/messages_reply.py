@@ -19,6 +19,7 @@ from crosstie_gateway.gateway.messages import (
     stopped,
     usage_fields,
 )
+from crosstie_gateway.wire.outline import Filling
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 
@@ -50,11 +51,12 @@ class MessagesReply(Reply):
         self._last = ChatChoice()
         self._usage: ChatUsage | None = None
 
-    def chat_for(self, request: Request) -> Request:
-        """What the client asked for, as a chat. Raises RequestRejected."""
+    def chat_for(self, request: Request) -> tuple[Request, Filling | None]:
+        """What the client asked for, as a chat, and how its long strings come into it. Raises RequestRejected."""
         made, chat = chat_for(request)
         self._streamed = chat.get("stream") is True
-        return made
+        outline = request.outline
+        return made, None if outline is None else outline.filling(made.body, request.body)
 
     def send(self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json") -> None:
         super().send(status, error_message(status, body) if status >= 400 else body, headers, content_type)

@@ -1,7 +1,7 @@
 """What the gateway counts, and how Prometheus reads it. Requests only add numbers; names and labels are put together
 when someone asks."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -45,7 +45,8 @@ class _PoolCounts:
 class Metrics:
     def __init__(self) -> None:
         # By (pool, model, class, how it ended, status).
-        self.requests: Counter[tuple[str, str, str, str, int]] = Counter()
+        # No Counter, which would set each by a call of its class.
+        self.requests: dict[tuple[str, str, str, str, int], int] = defaultdict(int)
         # By (class, target, kept or missed).
         self.targets: Counter[tuple[str, str, bool]] = Counter()
         self.refused: Counter[str] = Counter()

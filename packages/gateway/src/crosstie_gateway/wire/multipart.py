@@ -1,4 +1,4 @@
-"""A form with files in it (RFC 7578), as HTTP clients send it: the whole body is there already.
+"""A form with files in it (RFC 7578), as HTTP clients send it.
 
 An engine reads it again. So what two readers could take differently is refused: a field with two names or in pieces, a
 folded line, an unclear boundary.
@@ -37,29 +37,59 @@ class FormPart(NamedTuple):
         return body[: self.start] + content + body[self.end :]
 
 
-def read_form(content_type: bytes, body: bytes, once: Collection[str] = ()) -> dict[str, FormPart]:
-    """Its parts by field name, the last of several; those in `once` may come once only. Raises BadInput."""
-    mark = b"\r\n--" + _boundary(content_type)
-    # The first may stand at the very beginning, without the end of a line before it.
-    begun = -2 if body.startswith(mark[2:]) else body.find(mark)
+class Boundaries:
+    """Where they are in a form that comes in pieces: each is searched as it comes, since of thirty megabytes that
+    would keep everybody waiting."""
+
+    def __init__(self, content_type: bytes):
+        # Where there is none, the form is refused when it is read.
+        self.mark = b"\r\n--" + (_boundary(content_type) or b"")
+        self.places: list[int] = []
+        # What may be the beginning of one, and where it is. The first may stand at the very beginning, without the end
+        # of a line before it.
+        self._left, self._at = b"\r\n", -2
+
+    def feed(self, piece: bytes) -> bool:
+        """Whether it may go on: it may, and whatever comes after too many is not looked at."""
+        text, places, mark = self._left + piece, self.places, self.mark
+        found = text.find(mark)
+        while found >= 0 and len(places) <= _MOST_PARTS + 1:
+            places.append(self._at + found)
+            found = text.find(mark, found + len(mark))
+        self._left = text[-len(mark) + 1 :]
+        self._at += len(text) - len(self._left)
+        return True
+
+
+def read_form(
+    content_type: bytes, body: bytes, once: Collection[str] = (), known: Boundaries | None = None
+) -> dict[str, FormPart]:
+    """Its parts by field name, the last of several; those in `once` may come once only. `known`: where its boundaries
+    are, if it came in pieces. Raises BadInput."""
+    if _boundary(content_type) is None:
+        raise BadInput("a file is sent as multipart/form-data, with a boundary")
+    if known is None:
+        known = Boundaries(content_type)
+        known.feed(body)
+    mark, (begun, *ends) = known.mark, known.places or [-1]
     if begun == -1:
         raise BadInput("the form has no end")
     at = begun + len(mark)
     fields: dict[str, FormPart] = {}
     number = heads = 0
     while not body.startswith(b"--", at):
-        end = body.find(mark, at)
         number += 1
-        if end < 0:
+        if number > len(ends):
             raise BadInput("the form has no end")
         if number > _MOST_PARTS:
             raise BadInput(f"a form of more than {_MOST_PARTS} parts")
-        head_end = body.find(b"\r\n\r\n", at, end)
-        if not body.startswith(b"\r\n", at) or head_end < 0:
-            raise BadInput("a part of the form has no head")
-        heads += head_end - at
+        end = ends[number - 1]
+        head_end = body.find(b"\r\n\r\n", at, min(end, at + _MOST_HEADS + 4))
+        heads += (head_end if head_end >= 0 else end) - at
         if heads > _MOST_HEADS:
             raise BadInput(f"a form whose parts have heads of more than {_MOST_HEADS} bytes")
+        if not body.startswith(b"\r\n", at) or head_end < 0:
+            raise BadInput("a part of the form has no head")
         name, file = _names(body[at + 2 : head_end])
         if name in fields and name in once:
             raise BadInput(f"the form has two fields '{name}'")
@@ -68,11 +98,11 @@ def read_form(content_type: bytes, body: bytes, once: Collection[str] = ()) -> d
     return fields
 
 
-def _boundary(content_type: bytes) -> bytes:
+def _boundary(content_type: bytes) -> bytes | None:
     kind, parameters = content_type[: len(_FORM)], _parameters(content_type[len(_FORM) :])
     boundary = parameters.get(b"boundary", b"") if parameters is not None else b""
     if kind.lower() != _FORM or not 0 < len(boundary) <= _MOST_BOUNDARY or b"\\" in boundary:
-        raise BadInput("a file is sent as multipart/form-data, with a boundary")
+        return None
     return boundary
 
 

@@ -11,8 +11,9 @@ Each piece is gone through a few times by functions of bytes; Python does nothin
 import codecs
 import re
 import secrets
+from collections.abc import Iterator
 from io import BytesIO
-from typing import Final
+from typing import Final, TypeAlias
 
 # Longer strings are left out: twice as long as what stands in their place.
 LONG: Final = 128
@@ -25,6 +26,13 @@ _SECRET: Final = secrets.token_hex(8).encode()
 _MARK: Final = re.compile(rb"~%b-([0-9]{12})-([0-9]{12})-([0-9]{12})~" % _SECRET)
 _MARK_START: Final = b"~%b-" % _SECRET
 _MARK_BYTES: Final = len(_SECRET) + 41
+
+
+# Bytes that are copied at once.
+_STEP: Final = 2**22
+
+# Steps of something long, and what came of it.
+Filling: TypeAlias = Iterator["tuple[bytes, Outline] | None"]
 
 
 class Outline:
@@ -89,18 +97,27 @@ class Outline:
     def filled(self, text: bytes, body: bytes) -> "tuple[bytes, Outline]":
         """What a text made of this outline stands for, with the body's long strings in their places, and its own
         outline."""
-        made, whole, at = Outline(self.most, self.most_plain), BytesIO(), 0
+        return next(one for one in self.filling(text, body) if one is not None)
+
+    def filling(self, text: bytes, body: bytes) -> "Filling":
+        """The same in steps, since a copy of thirty megabytes would keep everybody waiting: None, until it is done."""
+        made, whole, at, copied = Outline(self.most, self.most_plain), BytesIO(), 0, 0
         made._utf8 = self.utf8
         for mark in _MARK.finditer(text):
             start, length = int(mark[1]), int(mark[2])
             for text_of in (made._kept, whole):
                 text_of.write(text[at : mark.start()])
             made._kept.write(made._mark(whole.tell(), whole.tell() + length))
-            whole.write(memoryview(body)[start : start + length])
+            for piece in range(start, start + length, _STEP):
+                end = min(piece + _STEP, start + length)
+                copied += whole.write(memoryview(body)[piece:end])
+                if copied >= _STEP:
+                    copied = 0
+                    yield None
             at = mark.end()
         for text_of in (made._kept, whole):
             text_of.write(text[at:])
-        return whole.getvalue(), made
+        yield whole.getvalue(), made
 
     def _check_utf8(self, piece: bytes) -> None:
         try:

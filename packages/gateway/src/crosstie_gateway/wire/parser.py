@@ -8,6 +8,7 @@ import re
 from io import BytesIO
 from typing import Any, Final, NoReturn
 
+from crosstie_gateway.wire.multipart import Boundaries
 from crosstie_gateway.wire.outline import Outline
 from crosstie_gateway.wire.request import BadRequest, Head, Request, RequestLimits
 
@@ -35,6 +36,8 @@ _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 256
 # The longest head that is remembered of a connection: nearly all clients repeat it, but for the body's length.
 _LONGEST_HEAD: Final = 2048
+# More digits of a length than that are more bytes than any limit, and slow to turn into a number.
+_MOST_DIGITS: Final = 18
 _LENGTH: Final = b"\r\ncontent-length: "
 _NOT_KEPT: Final = frozenset(
     b"authorization proxy-authorization api-key x-api-key cookie content-length x-request-id traceparent tracestate "
@@ -86,10 +89,10 @@ class RequestParser:
         # A body that came at once, or in parts: in a buffer, since small parts take ten times their bytes in a list.
         self._body = b""
         self._parts: BytesIO | None = None
-        # Bytes so far of the body that is arriving, and its outline where it may be JSON.
+        # Bytes so far of the body that is arriving, and its outline where it may be JSON, or a form's boundaries.
         self.held = 0
-        self._outline: Outline | None = None
-        # Bytes of it that the outline has seen.
+        self._reader: Outline | Boundaries | None = None
+        # Bytes of it that these have seen.
         self._counted = 0
         # Of the last request: its version, whether another may follow, whether its client waits to be told to go on.
         self.http11 = self.keep_alive = True
@@ -127,7 +130,7 @@ class RequestParser:
     def drop(self) -> None:
         """Lets go of all that it holds."""
         self._data, self._body, self._parts, self._request = b"", b"", None, _NO_REQUEST
-        self._outline = self._last = None
+        self._reader = self._last = None
         self._at = self.held = 0
         self._state = _HEAD
 
@@ -144,8 +147,8 @@ class RequestParser:
         if parts is None:
             request.body = self._body
         else:
-            request.body, request.outline = parts.getvalue(), self._outline
-        self._body, self._parts, self._outline = b"", None, None
+            request.body = parts.getvalue()
+        self._body, self._parts, self._reader = b"", None, None
         self._state, self._blank, self.wants_continue = _HEAD, False, False
         self.held = 0
         return request
@@ -157,20 +160,19 @@ class RequestParser:
             self._blank = True
             at += 2
             self._at = at
-        end = data.find(b"\r\n\r\n", at + self._seen)
-        if end < 0:
-            if at < len(data):
-                part = data[at:] if at else data
-                unfinished_head(part, self._seen, limits)
-                # Its end may have come in part.
-                self._seen = max(len(part) - 3, 0)
-            return False
-        self._seen = 0
-        head = data[at : end + 2]
-        self._at = end + 4
         last = self._last
-        if last is None or not self._repeats(last, head):
-            self._read_new_head(head)
+        if last is None or not self._repeats(last):
+            end = data.find(b"\r\n\r\n", at + self._seen)
+            if end < 0:
+                if at < len(data):
+                    part = data[at:] if at else data
+                    unfinished_head(part, self._seen, limits)
+                    # Its end may have come in part.
+                    self._seen = max(len(part) - 3, 0)
+                return False
+            self._at = end + 4
+            self._read_new_head(data[at : end + 2])
+        self._seen = 0
         fields = self._request.headers
         has_body = self._left != 0
         if self._left >= 0:
@@ -182,15 +184,18 @@ class RequestParser:
             self.wants_continue = fields[b"expect"].lower() == b"100-continue"
         return True
 
-    def _repeats(self, last: Head, head: bytes) -> bool:
-        """Whether it repeats the last head but for the length."""
-        limits, size = self._limits, len(head)
-        if size > limits.head_bytes or size > limits.header_bytes:
+    def _repeats(self, last: Head) -> bool:
+        """Whether a head has come that repeats the last but for the length; it is not even searched for its end."""
+        data, at, before, after, limits = self._data, self._at, last.before, last.after, self._limits
+        begin = at + len(before)
+        if data[at:begin] != before:
             return False
-        digits = last.length_in(head)
-        length = int(digits) if digits else -1
-        if not 0 <= length <= limits.body_bytes:
+        end = data.find(after, begin, begin + _MOST_DIGITS + len(after))
+        digits = data[begin:end] if end >= 0 else b""
+        size, length = end + len(after) - at, int(digits) if digits.isdigit() else -1
+        if size > limits.head_bytes or size > limits.header_bytes or not 0 <= length <= limits.body_bytes:
             return False
+        self._at = at + size
         fields = last.fields.copy()
         fields[b"content-length"] = digits
         self._left, self.http11, self.keep_alive = length, last.http11, last.keep_alive
@@ -215,7 +220,7 @@ class RequestParser:
         if not length_line:
             before, length_line, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
         if length_line:
-            start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after
+            start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after + b"\r\n"
             # A copy, since handlers may change the request's own.
             self._last = request.head = Head(
                 start, end, line.method, line.path, line.query, fields.copy(), line.http11, self.keep_alive
@@ -240,24 +245,27 @@ class RequestParser:
         return self._left == 0
 
     def _begin_parts(self) -> BytesIO:
-        """For bodies in parts, whose values are counted as they come."""
+        """For bodies in parts, which are read as they come."""
         first, self._body = self._body, b""
         self._parts = parts = BytesIO()
         parts.write(first)
-        if self._request.path not in self._limits.form_paths:
-            self._outline = Outline(self._limits.body_values, self._limits.body_plain_bytes)
-            self._counted = 0
+        request, limits = self._request, self._limits
+        self._counted = 0
+        if request.path in limits.form_paths:
+            request.boundaries = self._reader = Boundaries(request.headers.get(b"content-type", b""))
+        else:
+            request.outline = self._reader = Outline(limits.body_values, limits.body_plain_bytes)
         return parts
 
     def _count(self) -> None:
-        """Counts what one read has brought, however many chunks, since each look costs."""
-        parts, outline = self._parts, self._outline
-        if parts is None or outline is None:
+        """Reads what one read has brought, however many chunks, since each look costs."""
+        parts, reader = self._parts, self._reader
+        if parts is None or reader is None:
             return
         parts.seek(self._counted)
         piece = parts.read()
         self._counted += len(piece)
-        if piece and not outline.feed(piece):
+        if piece and not reader.feed(piece):
             limits = self._limits
             raise BadRequest(
                 413,

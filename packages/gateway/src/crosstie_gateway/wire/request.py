@@ -1,17 +1,14 @@
 """A request as it came, what clients may do, and what is said to those who do something else."""
 
 from dataclasses import dataclass
-from typing import Final
 
+from crosstie_gateway.wire.multipart import Boundaries
 from crosstie_gateway.wire.outline import Outline
-
-# More digits than that are more bytes than any limit, and slow to turn into a number.
-_MOST_DIGITS: Final = 18
 
 
 class Head:
-    """A head that a client repeats but for the body's length: what is before and after that length, what it says, and
-    what was made of it."""
+    """A head that a client repeats but for the body's length: what is before that length and after it, up to the body,
+    what it says, and what was made of it."""
 
     def __init__(
         self, before: bytes, after: bytes, method: str, path: str, query: str, fields: dict[bytes, bytes], http11: bool,
@@ -27,14 +24,6 @@ class Head:
         # What it says of who asks, once the guard has read it: what that is worth is asked at every request.
         self.credential: tuple[bytes, bytes, bytes] | None = None
 
-    def length_in(self, head: bytes) -> bytes:
-        """The digits of the length that another head of this kind tells; none: it is of another kind."""
-        before, after = self.before, self.after
-        if not (head.startswith(before) and head.endswith(after)):
-            return b""
-        digits = head[len(before) : len(head) - len(after)]
-        return digits if digits.isdigit() and len(digits) <= _MOST_DIGITS else b""
-
 
 class Request:
     def __init__(self, method: str, path: str, query: str, headers: dict[bytes, bytes], body: bytes):
@@ -43,6 +32,8 @@ class Request:
         self.model: str | None = None
         # The outline of a body that came in pieces, where it may be JSON.
         self.outline: Outline | None = None
+        # Where the boundaries of a form are that came in pieces.
+        self.boundaries: Boundaries | None = None
         # What its answer is kept with, where it is.
         self.turn: object = None
         # The address that it came from, where somebody wants to know.
