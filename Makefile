@@ -18,7 +18,7 @@ PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 3
 # minute of CPU to do it anew, and each command that a test starts compiles this package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint types types-all quick quick-rest quick-torch quick-package unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy scoreboard claims docs format clean
+.PHONY: demo test test-all lint types types-all quick quick-rest quick-torch quick-package unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy scoreboard claims docs axe format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -128,6 +128,13 @@ docs: $(VENV)/.docs
 	$(BIN)/python tools/rooms_picture.py docs/img
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python tools/check_site.py site
+
+# What axe has against the site, the scoreboard and every page that a command writes or serves, by day and by night, on
+# a phone, a tablet and at a desk: an hour on two cores. Says what to install where a browser or its rules are missing.
+axe: $(VENV)/.dev docs scoreboard
+	$(BIN)/python tools/check_axe.py site
+	$(BIN)/pytest --no-skips -k axe tests/web/test_in_browser.py tests/web/test_ui_in_browser.py \
+	  tests/run/service/test_dashboard_page.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

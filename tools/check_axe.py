@@ -5,10 +5,13 @@ check_axe.py site [page.html ...]
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
+from shutil import which
 from threading import Thread
 from typing import Any, Literal
 
@@ -32,6 +35,7 @@ def barriers(page: Any, widths: Sequence[int] = (390, 768, 1280)) -> list[str]:
         page.emulate_media(color_scheme=light)
         # By night a page has other colours, and nothing else that is new.
         rules = {"runOnly": ["color-contrast", "link-in-text-block"]} if light == "dark" else {}
+        rules |= {"resultTypes": ["violations"]}
         for width in widths:
             page.set_viewport_size({"width": width, "height": 900})
             for said in page.evaluate("rules => axe.run(rules)", rules)["violations"]:
@@ -45,25 +49,43 @@ class _Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def main(folder: str, *names: str) -> int:
+def missing() -> str | None:
+    """What is to be installed first."""
+    if axe() is None or find_spec("playwright") is None:
+        return "pip install playwright axe-playwright-python"
+    return None if which("chromium") else "apt-get install chromium"
+
+
+def _of_page(address: str) -> list[str]:
     from playwright.sync_api import sync_playwright
 
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(bypass_csp=True)
+        page.set_default_timeout(0)
+        answer = page.goto(address)
+        wrong = barriers(page) if answer is not None and answer.ok else ["is not there"]
+        browser.close()
+        return wrong
+
+
+def main(folder: str, *names: str) -> int:
+    if lacking := missing():
+        print(f"axe needs a browser and its rules: {lacking}", file=sys.stderr)
+        return 2
     # The page of errors begins its links at the root: so it is served, and not read from the disk.
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
     Thread(target=server.serve_forever, daemon=True).start()
     pages = names or sorted(str(file.relative_to(folder)) for file in Path(folder).rglob("*.html"))
     faulty = 0
-    with sync_playwright() as started:
-        browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        for at, name in enumerate(pages, 1):
+    # Each process has a browser, which keeps a core busy.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        judged = pool.map(_of_page, (f"http://127.0.0.1:{server.server_port}/{name}" for name in pages))
+        for at, (name, wrong) in enumerate(zip(pages, judged, strict=True), 1):
             print(f"{at} of {len(pages)}: {name}", file=sys.stderr, flush=True)
-            page = browser.new_page(bypass_csp=True)
-            answer = page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
-            for line in barriers(page, (390, 1280)) if answer is not None and answer.ok else ["is not there"]:
-                faulty += 1
+            faulty += len(wrong)
+            for line in wrong:
                 print(f"{name}: {line}", flush=True)
-            page.close()
-        browser.close()
     print(f"{len(pages)} pages, {faulty} findings", file=sys.stderr)
     return int(faulty > 0 or not pages)
 

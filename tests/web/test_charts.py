@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from datetime import date
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.published import PublishedPoint, published_points
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.validate import validate
-from crosstie.web.chart import MARKERS, STYLES, curves_picture, draw_memory
+from crosstie.web.chart import MARKERS, STYLES, curves_picture, draw_memory, new_figure, save
 from crosstie.web.reliability_chart import draw_reliability
 
 matplotlib = pytest.importorskip("matplotlib")
+to_hex = pytest.importorskip("matplotlib.colors").to_hex
 ROWS = """accelerator,num_accelerators,model,precision,engine,input_len,output_len,concurrency,spec_decode,disagg,\
 publisher,date,metric,unit,value
 H200,2,Llama-3.1-8B,fp8,vllm,512,128,4,none,False,somebody,2026-01-02,tpot_ms_mean,ms,10
@@ -318,5 +319,50 @@ def test_a_picture_as_a_page_is_drawn_for_desk_and_phone_in_the_pages_ink(tmp_pa
     assert re.findall(r'<svg class="(\w+)"', text) == ["wide", "narrow"]
     widths = [float(one) for one in re.findall(r'<svg class="\w+"[^>]*? width="([\d.]+)pt"', text)]
     assert widths[0] > 1.5 * widths[1]
+    # The title once, over the picture.
+    assert text.count("A title<") == 2
     assert "<h1>A title</h1>" in text
-    assert not set(re.findall(r"(?<!, )#000000|(?<!, )#0072b2", text))
+    assert "<title>A title</title>" in text
+    drawn = text[text.index("<svg") : text.rindex("</svg>")]
+    pairs = dict(re.findall(r"light-dark\((#\w+),(#\w+)\)", drawn))
+    assert {"#000000", "#d55e00", "#0072b2"} <= set(pairs)
+    assert not re.findall(r": #[0-9a-f]{6}\b", drawn)
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("colour", ["#332288", "#000000", "#0072b2", "0.1", "0.4"])
+@pytest.mark.parametrize("kind", ["line", "band", "bar", "word"])
+def test_by_night_nothing_of_a_picture_is_swallowed_by_its_paper(tmp_path: Path, colour: str, kind: str) -> None:
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    draw: dict[str, Any] = {"line": axes.plot, "band": axes.fill_between, "bar": axes.bar}
+    axes.text(0, 0, "words", color=colour) if kind == "word" else draw[kind]([1, 2], [1, 2], color=colour)
+    page, file = tmp_path / "c.html", tmp_path / "c.svg"
+    save(figure, page, "", dark=True)
+    for night in re.findall(r"light-dark\((?!#ffffff)#\w+,(#\w+)\)", page.read_text()):
+        assert contrast(night, "#0d1117") > (1.0 if len(set(night[1::2])) == 1 else 4.4)
+    save(figure, file, "", dark=True)
+    own = to_hex(colour)
+    assert own not in file.read_text()
+
+
+def contrast(one: str, other: str) -> float:
+    """As WCAG has it."""
+
+    def luminance(colour: str) -> float:
+        parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_numbers_of_an_axis_never_run_into_each_other(tmp_path: Path) -> None:
+    figure = new_figure(4, 2)
+    axes = figure.subplots()
+    axes.set_xticks(range(9), [f"{at:02d}:00 o'clock" for at in range(9)])
+    save(figure, tmp_path / "c.svg", "")
+    shown = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_visible()]
+    assert 1 < len(shown) < 9
+    assert all(left.x1 < right.x0 for left, right in pairwise(shown))

@@ -136,6 +136,24 @@ def test_axe_finds_what_is_wrong_and_where(browser: Any) -> None:
     page.close()
 
 
+@pytest.mark.parametrize(
+    ("library", "browser", "remedy"),
+    [
+        (None, "/usr/bin/chromium", "pip install playwright axe-playwright-python"),
+        ("rules", None, "apt-get install chromium"),
+        ("rules", "/usr/bin/chromium", None),
+    ],
+)
+def test_check_axe_says_what_is_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch, library: str | None, browser: str | None, remedy: str | None
+) -> None:
+    monkeypatch.setitem(AXE["missing"].__globals__, "axe", lambda: library)
+    monkeypatch.setitem(AXE["missing"].__globals__, "which", lambda _: browser)
+    assert AXE["missing"]() == remedy
+    if remedy:
+        assert AXE["main"]("site") == 2
+
+
 def test_words_in_charts_are_told_from_the_page_by_night(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "c.html"
     curves_picture([Curve("1 x h200", "h200", [1, 2], [0.1, 0.2], [50.0, 40.0], [50.0, 80.0])], "T").draw(file)

@@ -6,13 +6,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.text import Text
 from tests.conftest import Command
 from tests.small_workload import small_text
 
 from crosstie.cli.answer import Wanted
 from crosstie.cli.show import show
 from crosstie.web.parts import CommandLine, Heading, Line, Part, Table, across, caution, note
-from crosstie.web.report import Report, write_markdown, write_report
+from crosstie.web.report import Report, write_markdown, write_report, write_sections
 
 # What somebody could name a model, a class or a file.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&quot;'"
@@ -172,3 +173,23 @@ def test_a_page_that_is_none_is_refused_before_the_work(crosstie: Command, workl
         said = crosstie(*arguments, "--html", str(tmp_path / "report.pdf"))
         assert said.status == 2
         assert "report.pdf: the name must end in .html" in said.err
+
+
+def sections(parts: list[Part]) -> str:
+    return write_sections("T", [], parts)
+
+
+def test_what_a_screen_sets_apart_stands_apart_on_a_page() -> None:
+    finding = Text.assemble(("error   ", "bold red"), "no such layer")
+    where = Text.assemble(("        where    ", "dim"), "model.py:3")
+    made = sections([Line(finding, hang=8), Line(where, hang=17)])
+    assert '<p class="bad"><b>error</b>   no such layer</p>' in made
+    assert '<p class="under"><b>where</b>    model.py:3</p>' in made
+
+
+def test_only_short_cells_are_kept_whole() -> None:
+    made = sections([Table(["class", "TTFT", ">$"], [["a", "p95 294 ms of 1,000 ms", "1"], ["b", "-", "2"]])])
+    assert made.count('<td class="whole">') == 2
+    long = sections([Table(["class", "TTFT", ">$"], [["a", "p95 294 ms of 1,000 ms", "1"], ["b", "long " * 6, "2"]])])
+    assert '<td class="whole">' not in long
+    assert long.count('<td class="right">') == 2

@@ -12,7 +12,7 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.options import FILE, Decorator, json_option, option_group, verbose_option
 from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadInput, MissingExtra
-from crosstie.web.parts import Figure, Part, note
+from crosstie.web.parts import Figure, Heading, Part, note
 from crosstie.web.report import KeyNumber, report_of, write_report
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def write_html(
 ) -> None:
     """`parts`: with all details. Figures come before its words. `leading`: headings of what is not folded."""
     # A page has its title above.
-    shown = [part for part in parts if str(part) != title]
+    shown = [part for part in parts if (part.text if isinstance(part, Heading) else str(part)) != title]
     made = report_of(title, [*figures, *shown], facts=facts, leading=leading, document=document)
     write_text(file, write_report(made))
     click.echo(f"report written to {file}", err=True)

@@ -28,6 +28,7 @@ from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
 from crosstie.web.chart import Picture, check_picture, costs_picture, curves_picture
 from crosstie.web.parts import Parts, Table, across, closing, note
+from crosstie.web.report import KeyNumber
 from crosstie.web.roofline_chart import draw_roofline
 
 INTERVAL = "80% interval"
@@ -130,6 +131,7 @@ def command(
         lambda: to_json(card) | more,
         shown,
         title=f"{card.model.name} on {', '.join(names)}",
+        facts=lambda: facts(card),
         pictures=[made for made, _ in drawn],
     )
     return 0 if any(entry.estimate for entry in card.entries) else 1
@@ -221,7 +223,7 @@ def _scaling_json(entry: Scaling) -> dict[str, object]:
 
 def parts(card: Scorecard, verbose: bool) -> Parts:
     load = card.load
-    about = f"  {describe(card.model)}" if verbose else ""
+    about = f"; {describe(card.model)}" if verbose else ""
     yield Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about)
     yield f"  {card.question.line}"
     running = [entry for entry in card.entries if entry.estimate]
@@ -246,6 +248,20 @@ def parts(card: Scorecard, verbose: bool) -> Parts:
         yield note(f"  {entry.accelerator.id}: {entry.estimate.basis}")
     if running and not verbose:
         yield closing(_DETAILS)
+
+
+def facts(card: Scorecard) -> list[KeyNumber]:
+    """The most tokens of a GPU first."""
+    several = card.load.output_tokens > 1
+    made = [(entry.accelerator.id, entry.estimate) for entry in card.entries if entry.estimate]
+    return [
+        KeyNumber(
+            f"{name}, output tokens/s a GPU",
+            significant(estimate.output_tokens_per_s_per_gpu),
+            f"TTFT {seconds(estimate.ttft_s)}" + (f", TPOT {seconds(estimate.tpot_s)}" if several else ""),
+        )
+        for name, estimate in sorted(made, key=lambda pair: -pair[1].output_tokens_per_s_per_gpu)
+    ]
 
 
 def apart_parts(split: list[ApartEntry], card: Scorecard) -> Parts:

@@ -14,7 +14,7 @@ from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import amount, read_option
 from crosstie.cli.options import FILE, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.simulate_show import DETAILS, simulation_parts
+from crosstie.cli.simulate_show import DETAILS, facts, simulation_parts
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
 from crosstie.core.question import assumptions
@@ -111,6 +111,7 @@ def command(
         lambda: to_json(simulation),
         lambda details: simulation_parts(simulation, details),
         title=f"{what}, simulated",
+        facts=lambda: facts(simulation),
         pictures=[knee or course_picture(simulation.runs[:1], outages)] if simulation.runs else [],
     )
     if len(simulation.runs) < simulation.asked:

@@ -11,6 +11,7 @@ from crosstie.decide.plan.run_result import ClassResult, Latency, OutageResult, 
 from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes_of, holding, over_seeds, worst
 from crosstie.decide.plan.simulate import Simulation
 from crosstie.web.parts import Heading, Parts, Table, closing, note
+from crosstie.web.report import KeyNumber
 
 _TIER_WORDS = {"host": "the host", "nvme": "its drives", "remote": "what replicas share"}
 DETAILS = "all percentiles, which class went where, queues and preemptions, bounds by class"
@@ -38,16 +39,32 @@ def simulation_parts(simulation: Simulation, verbose: bool) -> Parts:
         yield closing(DETAILS)
 
 
-def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
-    first, seeds, held = runs.first, len(runs.each), holding(runs)
-    verdict = "targets hold" if held == seeds else f"targets hold in {held} of {plural(seeds, 'seed')}"
-    if held == 0:
-        verdict = "targets are MISSED"
+def facts(simulation: Simulation) -> list[KeyNumber]:
+    runs = over_seeds(simulation.runs)[0]
+    within = runs.spread(lambda run: run.within)
+    good, all_of_them = runs.mean(lambda run: run.good_requests_per_s), runs.mean(lambda run: run.requests_per_s)
+    return [
+        KeyNumber("verdict", _verdict(runs)),
+        KeyNumber("within targets", percent(runs.mean(lambda run: run.within)), _between(within).strip(" ()")),
+        KeyNumber("goodput", f"{significant(good)} requests/s", f"of {significant(all_of_them)}"),
+        KeyNumber("an hour", dollars(runs.first.usd_per_hour)),
+    ]
+
+
+def _verdict(runs: OverSeeds[Run]) -> str:
+    seeds, held = len(runs.each), holding(runs)
     if worst(runs) == 0.0 and not any(_has_targets(kind) for kind in classes_of(runs)):
-        verdict = "no class has a target"
+        return "no class has a target"
+    if held == 0:
+        return "targets are MISSED"
+    return "targets hold" if held == seeds else f"targets hold in {held} of {plural(seeds, 'seed')}"
+
+
+def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
+    first, seeds = runs.first, len(runs.each)
     rate, measured_s = runs.mean(lambda run: run.requests_per_s), runs.mean(lambda run: run.measured_s)
     traffic = f"{significant(rate)} requests/s for {seconds(measured_s)}, {plural(seeds, 'seed')}"
-    yield Text.assemble((first.label, "bold"), f": {traffic}, {_policy(first)}: ", (verdict, "bold"))
+    yield Text.assemble((first.label, "bold"), f": {traffic}, {_policy(first)}: ", (_verdict(runs), "bold"))
     within = runs.mean(lambda run: run.within)
     good = f"{percent(within)} of requests within targets{_between(runs.spread(lambda run: run.within))}"
     turned_away = _turned_away(runs)

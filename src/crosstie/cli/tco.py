@@ -15,7 +15,7 @@ from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, model_argument, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
-from crosstie.cli.tco_show import DETAILS, parts, to_json
+from crosstie.cli.tco_show import DETAILS, facts, parts, to_json
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.question import USUAL
@@ -112,6 +112,7 @@ def command(
         lambda: to_json(answer),
         lambda details: parts(answer, details),
         title=f"What {card.model.name} costs to own",
+        facts=lambda: facts(answer),
         pictures=[tornado(answer.assessed)],
     )
     if plot:

@@ -15,6 +15,7 @@ from crosstie.decide.cost.choices import ApiQuote, HostOrApi
 from crosstie.decide.cost.ownership import LINES, Option, Ownership, price_span
 from crosstie.decide.cost.tco import ApiComparison, ApiMarket, RentComparison, Tco, WaitComparison
 from crosstie.web.parts import Parts, Table, across, closing, note
+from crosstie.web.report import KeyNumber
 
 DETAILS = "the whole bill, break-evens, what moves it most, and what it rests on"
 # Of the verdicts: who costs less, and why.
@@ -25,7 +26,7 @@ HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published res
 def parts(answer: Tco, verbose: bool) -> Parts:
     card, assessed = answer.card, answer.assessed
     bills = list(assessed.bills.values())
-    about = f"  {describe(card.model)}" if verbose else ""
+    about = f"; {describe(card.model)}" if verbose else ""
     yield Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about)
     yield f"  {answer.question.line}"
     yield f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years"
@@ -45,6 +46,17 @@ def parts(answer: Tco, verbose: bool) -> Parts:
     yield note("assumptions, ranges and sources: `crosstie catalog show costs`; --set KEY=VALUE changes one")
     if not verbose:
         yield closing(DETAILS)
+
+
+def facts(answer: Tco) -> list[KeyNumber]:
+    """The cheapest first."""
+    assessed, unit = answer.assessed, "a million output tokens"
+    between = {
+        spread.option: f"{dollars(spread.low)} to {dollars(spread.high)}, 80%" for spread in assessed.risk.spreads
+    }
+    return [
+        KeyNumber(f"{name}, {unit}", dollars(assessed.usd_per_mtok[name]), between[name]) for name in assessed.ranking
+    ]
 
 
 def _row(answer: Tco, bill: Ownership) -> list[str]:

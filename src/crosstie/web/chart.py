@@ -1,6 +1,8 @@
 """Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
 
 import io
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from itertools import accumulate, pairwise
@@ -183,12 +185,19 @@ def draw_bars(axes: Any, chart: Bars) -> None:
     axes.set_xlim(0.0, chart.most)
     axes.xaxis.set_major_formatter("{x:,g}")
     axes.set_xlabel(", ".join(filter(None, [chart.unit, chart.note])), fontsize=8)
-    axes.set_axisbelow(True)
     axes.set_title(chart.title, loc="left", fontsize=10)
     if chart.key:
         handles = [axes.barh(0, 0, color=_TONES[tone]) for tone, _ in chart.key]
-        axes.legend(handles, [name for _, name in chart.key], loc="upper left", bbox_to_anchor=(0.0, 0.0),
-                    borderaxespad=_UNDER_LABELS, handlelength=1.0, frameon=False, fontsize=8)  # fmt: skip
+        _legend_below(axes, handles, [name for _, name in chart.key], handlelength=1.0)
+
+
+def _legend_below(axes: Any, handles: Sequence[Any], names: Sequence[str], **more: Any) -> None:
+    """Under a panel, clear of its axis' numbers and name."""
+    from matplotlib.transforms import ScaledTranslation
+
+    down = ScaledTranslation(0.0, -_UNDER_LABELS, axes.figure.dpi_scale_trans)
+    axes.legend(handles, names, loc="upper left", bbox_to_anchor=(0.0, 0.0), bbox_transform=axes.transAxes + down,
+                borderaxespad=0.0, borderpad=0.0, frameon=False, fontsize=8, **more)  # fmt: skip
 
 
 def plain_ticks(axis: Any, at: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
@@ -216,6 +225,7 @@ def check_picture(file: Path) -> None:
 def finish(figure: Any, note: str, **grid: str) -> None:
     """A grid, and the note below."""
     for axes in figure.axes:
+        axes.set_axisbelow(True)
         axes.grid(visible=True, linewidth=0.4, alpha=0.5, **grid)
         axes.spines[["top", "right"]].set_visible(False)
     # A dollar would begin a formula; a line that is too long would leave the picture.
@@ -227,7 +237,23 @@ def finish(figure: Any, note: str, **grid: str) -> None:
         axes.set_title("", loc="left")
     figure.draw_without_rendering()
     for axes, title in zip(figure.axes, titles, strict=True):
-        axes.set_title(_wrapped(title, 11 * axes.get_window_extent().width / figure.dpi), loc="left")
+        inches = axes.get_window_extent().width / figure.dpi
+        axes.set_title(_wrapped(title, 11 * inches), loc="left")
+        axes.set_xlabel(_wrapped(axes.get_xlabel().replace("\n", " "), 13 * inches))
+        _thin_out(axes.get_xticklabels())
+
+
+def _thin_out(labels: Sequence[Any]) -> None:
+    """Numbers of an axis that would run into the one before them are left out; slanted ones do not."""
+    reached = -math.inf
+    for label in sorted(labels, key=lambda label: label.get_window_extent().x0):
+        box = label.get_window_extent()
+        label.set_visible(bool(label.get_rotation()) or box.x0 > reached)
+        reached = box.x1 + _APART if label.get_visible() else reached
+
+
+# Dots between two numbers of an axis.
+_APART = 4.0
 
 
 def _wrapped(text: str, width: float) -> str:
@@ -238,7 +264,12 @@ def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str)
     """By itself it must say where it is from: `note`, and who drew it when. A page is by day and by night."""
     check_ending(file)
     if file.suffix.lower() == _PAGE:
-        title = figure.get_suptitle() or figure.axes[0].get_title(loc="left").split("\n")[0]
+        title, _, beside = (figure.get_suptitle() or figure.axes[0].get_title(loc="left")).partition("\n")
+        # The page has it above.
+        if figure.get_suptitle():
+            figure.suptitle(beside)
+        else:
+            figure.axes[0].set_title(beside, loc="left")
         write_text(file, write_report(report_of(title, [on_page(figure, note, title, **grid)])))
         return
     drawn = f"drawn by crosstie {__version__}, {date.today().isoformat()}"
@@ -250,47 +281,56 @@ def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str)
 
 
 def _by_night(figure: Any) -> None:
-    """Ink for paper and paper for ink; what has a colour keeps it."""
-    from matplotlib.colors import to_rgba
+    from matplotlib.collections import Collection
     from matplotlib.lines import Line2D
-    from matplotlib.spines import Spine
+    from matplotlib.patches import Patch
     from matplotlib.text import Text
 
-    def turned(colour: Any) -> Any:
-        if isinstance(colour, str) and colour.casefold() in ("none", "auto"):
-            return colour
-        red, green, blue, alpha = to_rgba(colour)
-        grey = max(red, green, blue) - min(red, green, blue) < 0.05
-        return (*(0.93 - 0.87 * part for part in (red, green, blue)), alpha) if grey else colour
-
-    paper = turned("white")
-    figure.set_facecolor(paper)
-    for axes in figure.axes:
-        axes.set_facecolor(paper)
-    for artist in figure.findobj(lambda artist: isinstance(artist, Text | Line2D | Spine)):
-        if isinstance(artist, Spine):
-            artist.set_edgecolor(turned(artist.get_edgecolor()))
-            continue
-        artist.set_color(turned(artist.get_color()))
+    for artist in figure.findobj(lambda artist: isinstance(artist, Text | Line2D | Patch | Collection)):
+        if isinstance(artist, Text | Line2D):
+            artist.set_color(_turned(artist.get_color()))
+        else:
+            face, edge = _turned(artist.get_facecolor()), _turned(artist.get_edgecolor())
+            artist.set_facecolor(face)
+            artist.set_edgecolor(edge)
         if isinstance(artist, Line2D):
-            artist.set_markerfacecolor(turned(artist.get_markerfacecolor()))
-        elif isinstance(artist, Text) and (box := artist.get_bbox_patch()):
-            box.set_facecolor(paper)
+            artist.set_markerfacecolor(_turned(artist.get_markerfacecolor()))
     for axes in figure.axes:
-        axes.tick_params(which="both", colors=turned("black"), grid_color=turned("0.7"))
+        axes.tick_params(which="both", colors=_turned("black"), grid_color=_turned("0.7"))
+
+
+def _turned(colour: Any) -> Any:
+    """By night ink is paper and paper ink; what has a colour is lightened until it is told from the paper."""
+    from matplotlib.colors import to_rgba
+
+    if isinstance(colour, str) and colour.casefold() in ("none", "auto"):
+        return colour
+    if getattr(colour, "ndim", 1) > 1:
+        return [_turned(tuple(each)) for each in colour]
+    *parts, alpha = to_rgba(colour)
+    if max(parts) - min(parts) < _GREY:
+        return (*(0.93 - 0.87 * part for part in parts), alpha)
+    while _luminance(parts) < _SEEN_AT_NIGHT:
+        parts = [0.95 * part + 0.05 for part in parts]
+    return (*parts, alpha)
+
+
+# Parts of a colour that differ by less make a grey.
+_GREY = 0.05
+# WCAG: words stand out 4.5 times from their paper, which by night has a luminance of 0.006.
+_SEEN_AT_NIGHT = 4.5 * (0.006 + 0.05) - 0.05
+
+
+def _luminance(parts: Sequence[float]) -> float:
+    """WCAG's relative luminance."""
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 # Inches: what a phone shows without making words smaller, and how much higher what has less width is drawn.
 _PHONE, _HIGHER = 4.2, 1.25
-# In sizes of a legend's font: numbers and name of the axis that a legend under its panel keeps clear of.
-_UNDER_LABELS = 5.0
-# Colours of which a page has others by night (report.css).
-_BY_PAGE = {
-    "#000000": "currentColor", "#ffffff": "var(--paper)", "#666666": "var(--soft)", "#b0b0b0": "var(--line)",
-    "#0072b2": "var(--blue, #0072b2)", "#009e73": "var(--green, #009e73)", "#d55e00": "var(--orange, #d55e00)",
-    "#8c6d31": "var(--brown, #8c6d31)", "#b3202c": "var(--amd)", "#3b6e00": "var(--nvidia)", "#5a5a5a": "var(--other)",
-    "#c9d1d9": "var(--idle)", "#0b5cad": "var(--accent)", "#8a5300": "var(--caution)",
-}  # fmt: skip
+# Inches: numbers and name of the axis that a legend under its panel keeps clear of.
+_UNDER_LABELS = 0.55
 
 
 def on_page(figure: Any, note: str, says: str, **grid: str) -> Figure:
@@ -317,29 +357,36 @@ def _narrow(figure: Any) -> None:
     stacked = GridSpec(rows * columns, 1, figure=figure)
     for axes, place in zip(figure.axes, places, strict=True):
         legend = axes.get_legend()
-        if legend and legend.get_window_extent().x0 >= axes.get_window_extent().x1:
-            legend.set_bbox_to_anchor((0.0, 0.0), axes.transAxes)
-            legend.set_loc("upper left")
-            legend.borderaxespad = _UNDER_LABELS
+        beside = legend and legend.get_window_extent().x0 >= axes.get_window_extent().x1
+        if beside or (legend and legend.get_window_extent().width > (_PHONE - 1.0) * figure.dpi):
+            names = [text.get_text() for text in legend.get_texts()]
+            _legend_below(axes, legend.legend_handles, names, title=legend.get_title().get_text() or None,
+                          alignment="left", title_fontsize=8)  # fmt: skip
         axes.set_subplotspec(stacked[place.colspan.start * rows + place.rowspan.start])
     for legend in figure.legends:
-        legend.set_loc("outside upper left")
+        legend.set_loc("outside lower left")
     figure.set_size_inches(_PHONE, height * columns * (_HIGHER if width > _PHONE else 1.0))
 
 
 def _inline(figure: Any, salt: str) -> str:
     """SVG to stand in a page: its words stay words, its ink is the page's, by day and by night."""
     from matplotlib import rc_context
+    from matplotlib.colors import to_hex
 
     drawn = io.StringIO()
     # A fixed salt: the same plan gives the same file, byte by byte.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
-    text = text[text.index("<svg") :].replace("<svg ", f'<svg class="{salt}" ', 1).rstrip()
-    for colour, of_page in _BY_PAGE.items():
-        text = text.replace(colour, of_page)
-    return text
+    text = text[text.index("<svg") :].rstrip()
+    names = {colour: f"var(--c{at})" for at, colour in enumerate(sorted(set(_COLOUR.findall(text))))}
+    pairs = ";".join(f"{name[4:-1]}:light-dark({colour},{to_hex(_turned(colour))})" for colour, name in names.items())
+    text = _COLOUR.sub(lambda match: names[match[0]], text)
+    return text.replace("<svg ", f'<svg class="{salt}" style="{pairs}" ', 1)
+
+
+# As matplotlib writes them into styles.
+_COLOUR = re.compile(r"(?<=: )#[0-9a-f]{6}\b")
 
 
 def _figure_class() -> Any:

@@ -22,9 +22,13 @@ from crosstie.web.parts import Bars, CommandLine, Figure, Heading, Line, Part, S
 _DATA = Path(__file__).parent / "data"
 # What stands so far in is a command to type.
 _COMMAND = 4
+# Letters of a cell that are not broken.
+_SHORT = 24
 
-Tone = Literal["", "note", "caution", "bad", "good", "name"]
+Tone = Literal["", "note", "caution", "bad", "good", "name", "under"]
 _TONES: dict[str, Tone] = {"dim": "note", "bold": "name", "yellow": "caution", "red": "bad", "green": "good"}
+# Of some words alone they are the whole line's.
+_LOUD = ("red", "yellow", "green")
 
 
 class Paragraph(NamedTuple):
@@ -35,6 +39,8 @@ class Paragraph(NamedTuple):
     item: bool
     # A command to type: its spaces count.
     verbatim: bool
+    # Its first words, which a terminal sets apart by a colour: so many letters.
+    lead: int = 0
 
 
 class KeyNumber(msgspec.Struct, frozen=True, tag=True):
@@ -103,8 +109,8 @@ def _shown(parts: Sequence[Part], leading: Sequence[str] | None) -> dict[str, An
         "sources": _numbered(parts),
         "kind": _kind,
         "source_of": _source,
-        "tone_of": _tone,
         "name_of": column_name,
+        "class_of": _class,
     }
 
 
@@ -122,6 +128,16 @@ def _source(table: Table, row: int, cell: int) -> str:
 
 def _tone(table: Table, row: int, cell: int) -> str:
     return table.tones[row][cell] if table.tones else ""
+
+
+def _class(table: Table, row: int, cell: int) -> str:
+    """How a cell stands: to the right, as prose, or whole where its column has nothing long."""
+    column = table.columns[cell]
+    kind = {">": "right", "~": "prose"}.get(column[:1], "")
+    if not kind and cell and max(len(each[cell]) for each in table.rows) <= _SHORT:
+        kind = "whole"
+    tone = _tone(table, row, cell)
+    return f"{kind} tone-{tone}" if tone else kind
 
 
 def _arranged(chapters: Sequence[Chapter], leading: Sequence[str] | None) -> list[Chapter]:
@@ -164,10 +180,16 @@ def _paragraph(part: str | Text | Line) -> Paragraph:
     line = part if isinstance(part, Line) else Line(part)
     text = Text(line.text) if isinstance(line.text, str) else line.text
     begun = text.plain.lstrip(" ")
-    verbatim = line.hang is None and len(text.plain) - len(begun) >= _COMMAND
-    styles = [line.style, *(str(span.style) for span in text.spans if span.style in ("red", "yellow", "green"))]
-    tone: Tone = next((_TONES[style] for style in styles if style in _TONES), "")
-    return Paragraph(begun.removeprefix("- ").rstrip(), tone, begun.startswith("- "), verbatim)
+    stands_in = len(text.plain) - len(begun) >= _COMMAND
+    verbatim = line.hang is None and stands_in
+    begun, item = begun.removeprefix("- "), begun.startswith("- ")
+    of_words = (str(span.style).removeprefix("bold ") for span in text.spans)
+    tones = (_TONES[style] for style in (line.style, *(each for each in of_words if each in _LOUD)) if style in _TONES)
+    # What stands in and is no command is about the line above.
+    tone: Tone = "under" if stands_in and not verbatim else next(tones, "")
+    first = text.spans[0] if text.spans and text.spans[0].start == 0 and text.spans[0].end < len(text) else None
+    lead = len(text.plain[: first.end].strip().removeprefix("- ")) if first else 0
+    return Paragraph(begun.rstrip(), tone, item, verbatim, lead)
 
 
 def _add(blocks: list[Block], paragraph: Paragraph) -> None:

@@ -96,8 +96,8 @@ def _draw(busy: Any, flying: Any, waiting: Any, run: Run, outages: Sequence[Outa
     waiting.set_xlabel(unit)
     load = f", {run.load:g} times the rate" if run.load != 1.0 else ""
     busy.set_title(f"{run.label}: {run.policy}{load}", loc="left", fontsize=11)
-    busy.legend(frameon=False, fontsize=8, loc="lower right")
-    waiting.legend(frameon=False, fontsize=8, loc="upper right")
+    for axes in (busy, waiting):
+        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _clock(run: Run) -> tuple[list[float], float, str]:

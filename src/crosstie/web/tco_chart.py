@@ -19,16 +19,19 @@ def tornado(assessed: Assessment) -> Picture | None:
 
 def _tornado(assessed: Assessment) -> Any:
     bars = list(reversed(assessed.tornado))
-    figure = new_figure(9, 1.6 + 0.34 * len(bars))
+    figure = new_figure(9, 1.6 + 0.38 * len(bars))
     axes = figure.subplots()
     low_colour, high_colour = colours()[1], colours()[0]
     is_saving = len(assessed.ranking) > 1
     middle = _likely(assessed)
     for at, bar in enumerate(bars):
         for end, colour in ((bar.outcome_at_low, low_colour), (bar.outcome_at_high, high_colour)):
-            axes.barh(at, end - middle, left=middle, color=colour, height=0.7)
-    axes.set_yticks(range(len(bars)), [f"{describe(bar)}: {ends_of(bar)}" for bar in bars])
-    axes.tick_params(axis="y", labelsize=8)
+            axes.barh(at, end - middle, left=middle, color=colour, height=0.45)
+        # Over its bar: beside it words would leave a phone no room for bars.
+        axes.text(0.0, at + 0.25, f" {describe(bar)}: {ends_of(bar)}", fontsize=8, va="bottom", in_layout=False,
+                  transform=axes.get_yaxis_transform())  # fmt: skip
+    axes.set_yticks([])
+    axes.set_ylim(-0.6, len(bars) - 0.1)
     axes.axvline(middle, color="0.2", linewidth=0.8)
     if is_saving:
         first, second = assessed.ranking[:2]

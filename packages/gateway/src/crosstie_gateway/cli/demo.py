@@ -25,7 +25,7 @@ from crosstie_gateway.demo.demo import (
 )
 
 _EMULATED = (
-    "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
+    "EMULATED: no AMD or NVIDIA GPU ran. Replicas answer in the time that the performance model predicts, so this "
     "shows the planner, the gateway and the routing at work, and nothing about hardware."
 )
 _DETAILS = "the traces, what the gateway predicted, medians, and where requests went"
@@ -70,12 +70,12 @@ def _wait_at(url: str, demo: Demo) -> None:
 
 def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
     own, rival = demo.runs
-    _show_fleet(out, demo)
-    page = dashboard_address(kept_at) if kept_at else "crosstie demo --keep leaves it open"
-    # An address on one line can be clicked.
-    say(out, f"Its dashboard: {page}")
-    _show_outcomes(out, demo, verbose)
     say(out, _EMULATED)
+    _show_fleet(out, demo)
+    page = dashboard_address(kept_at) if kept_at else "`crosstie demo --keep` leaves it open, under traffic"
+    # An address on one line can be clicked.
+    say(out, f"Dashboard: {page}")
+    _show_outcomes(out, demo, verbose)
     rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
     say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
     if verbose:
@@ -100,9 +100,11 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     plan = demo.plan
     if plan.fleet is None:
         return
-    gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
+    asked = " and ".join(f"{each.name} ({significant(each.requests_per_s)} a second)" for each in demo.fleet.classes)
+    say(out, f"Wanted: {demo.fleet.classes[0].model} for {asked}, each within its latency targets")
+    gpus = " and ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
     offered = ", ".join(item.id for item in plan.market.items)
-    say(out, f"Cheapest fleet of {offered}: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
+    say(out, f"Cheapest fleet, planned from {offered}: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
     for vendor, alone in plan.single_vendor.items():
         if alone is not None:
             cost = f"{dollars(alone.usd_per_hour)} an hour ({alone.dearer:+.0%})"
@@ -113,10 +115,10 @@ def _show_fleet(out: Output, demo: Demo) -> None:
         say(out, f"{min(vendors)} alone is the cheapest for this traffic: no mixture that was simulated costs less")
     own, rival = demo.runs
     worth = 1.0 - _good_usd(own) / _good_usd(rival) if _good_usd(rival) else 0.0
-    kept_by = f"{kept(own.result.kept)} of requests within targets, {kept(rival.result.kept)} by {rival.policy}"
+    kept_by = f"{kept(own.result.kept)} of requests, {rival.policy} {kept(rival.result.kept)}"
     say(
         out,
-        f"Routing on top of it: {kept_by}; a million tokens within targets cost {share(abs(worth))} "
+        f"Crosstie's routing keeps the targets of {kept_by}: a million tokens within targets cost {share(abs(worth))} "
         f"{'less' if worth >= 0 else 'more'}",
     )
 
