@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
@@ -20,7 +20,9 @@ _BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|
 _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
 _FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
+_SUFFIX = re.compile(r"\.(?:cu|cpp|cc|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
+_ASKED = re.compile(r"\$\{(\w+)\}")
 _AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform|_toolkit)?$")
 _NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler|_toolkit)?$")
 _ON = frozenset({"ON", "TRUE", "1", "YES"})
@@ -56,6 +58,13 @@ class _Listed(msgspec.Struct, frozen=True):
     taken: bool | None
     # It is taken out of all lists.
     removed: bool = False
+    # Whether what it leaves out is left out for certain: elsewhere it only shows what is compiled.
+    decides: bool = False
+
+
+class Lists(msgspec.Struct, frozen=True):
+    left_out: Mapping[str, str]
+    named: frozenset[str]
 
 
 def may_hipify(files: Files) -> bool:
@@ -68,36 +77,96 @@ def by_torch(files: Files) -> bool:
     return any(map(_BY_TORCH.search, (*files.python.values(), *files.build.values())))
 
 
-def files_left_out(files: Files) -> dict[str, str]:
-    """C++ files that only lists for NVIDIA name, each with the list's place."""
+def read_lists(files: Files) -> Lists:
+    """What lists of sources say of C++ files: those that only lists for NVIDIA name, each with the list's place, and
+    those that a list for ROCm, or for both, names."""
     # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
     twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
-    asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
-    listed: list[_Listed] = []
-    for path, text in files.build.items():
-        folder = path.rpartition("/")[0]
-        above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
-        if above or folder in twins:
-            listed += _by_cmake(path, text, frozenset().union(*above))
-    for path, text in files.python.items():
-        if ".cu" in text and re.search(r"(?i)hip|rocm", text):
-            listed += _by_python(path, text)
-    beside = [one.place.rpartition("/")[0] in twins and not _FOR_ROCM.search(one.place) for one in listed]
-    listed = [replace(one, taken=False) if other else one for one, other in zip(listed, beside, strict=True)]
-    out = [one for one in listed if one.taken is False]
-    if not out:
-        return {}
-    used = [one for one in listed if one.taken is not False]
     by_name: dict[str, list[str]] = {}
     for path in files.cpp:
         by_name.setdefault(PurePosixPath(path).name, []).append(path)
-    kept = {path for one in used for pattern in _before_hipify(one.pattern) for path in _meant(pattern, by_name)}
-    return {
+    listed = [*_in_cmake(files, twins), *_in_python(files, twins), *_in_make(files)]
+
+    def meant(rows: Iterable[_Listed]) -> set[str]:
+        return {path for one in rows for made in _before_hipify(one.pattern) for path in _meant(made, by_name)}
+
+    used = [one for one in listed if one.taken is not False]
+    kept = meant(one for one in used if one.decides)
+    left_out = {
         path: one.place
-        for one in reversed(out)
+        for one in reversed(listed)
+        if one.decides and one.taken is False
         for path in _meant(one.pattern, by_name)
         if one.removed or path not in kept
     }
+    return Lists(left_out, frozenset(meant(used) - left_out.keys()))
+
+
+def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
+    """Lists of CMake decide what is left out below a file that chooses between the two."""
+    asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
+    commands: dict[str, list[_Command]] = {}
+    decides: dict[str, bool] = {}
+    # What a build for ROCm makes of a folder that a file above adds.
+    folders: dict[str, bool | None] = {}
+    for path, text in sorted(files.build.items(), key=lambda file: file[0].count("/")):
+        folder = path.rpartition("/")[0]
+        above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
+        decides[path] = bool(above) or folder in twins
+        around = next((folders[one] for one in _upwards(folder) if one in folders), True)
+        read = _cmake_commands(text, frozenset().union(*above))
+        commands[path] = [replace(one, taken=both(around, one.taken)) for one in read]
+        for one in commands[path]:
+            if one.word == "add_subdirectory" and (given := one.given.split()) and "$" not in given[0]:
+                inside = "/".join(part for part in (folder, given[0].strip('"/')) if part)
+                folders[inside] = either(folders.get(inside, False), one.taken)
+    used = _uses(one for read in commands.values() for one in read)
+    for path, read in commands.items():
+        for row in _by_cmake(path, read, used):
+            beside = path.rpartition("/")[0] in twins
+            yield replace(row, decides=decides[path], taken=False if beside else row.taken)
+
+
+def _upwards(folder: str) -> Iterator[str]:
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]
+
+
+def _uses(commands: Iterable[_Command]) -> dict[str, bool | None]:
+    """Of each variable, whether a build for ROCm runs a command that asks for it."""
+    found: dict[str, bool | None] = {}
+    for one in commands:
+        for name in set(_ASKED.findall(one.given)) - {_filled(one)}:
+            found[name] = either(found.get(name, False), one.taken)
+    return found
+
+
+def _filled(command: _Command) -> str:
+    """The variable that a command puts its list in."""
+    words = command.given.split()
+    if command.word == "set":
+        return words[0] if words else ""
+    return words[1] if command.word in ("list", "file") and len(words) > 1 else ""
+
+
+def _in_python(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
+    """Lists of Python decide what is left out in a file that speaks of ROCm."""
+    for path, text in files.python.items():
+        if _SUFFIX.search(text):
+            beside = path.rpartition("/")[0] in twins and not _FOR_ROCM.search(path)
+            decides = ".cu" in text and bool(re.search(r"(?i)hip|rocm", text))
+            for row in _by_python(path, text):
+                yield replace(row, decides=decides, taken=False if beside and decides else row.taken)
+
+
+def _in_make(files: Files) -> Iterator[_Listed]:
+    """What makefiles that call hipcc name, objects too."""
+    for path in hip_builds(files.build):
+        if not path.endswith((".txt", ".cmake")):
+            text = uncommented(files.build[path])
+            names = set(_SOURCE.findall(text)) | {f"{name}.c*" for name in re.findall(r"([\w+-]+)\.o\b", text)}
+            yield from (_Listed(name, path, None) for name in sorted(names))
 
 
 def _is_above(path: str, folder: str) -> bool:
@@ -116,27 +185,44 @@ def _before_hipify(pattern: str) -> Iterator[str]:
 
 
 def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
-    """Files whose path ends as a list's entry does; a star stands for names without a slash."""
+    """Files whose path ends as a list's entry does, or is it after a slash; a star stands for names without a slash,
+    two for any folders."""
+    whole = pattern.startswith("/")
     ending = [part for part in pattern.split("/") if part not in ("", ".", "..")]
     names = by_name if "*" in ending[-1] else [ending[-1]]
     for name in names:
         for path in by_name.get(name, ()):
-            parts = path.split("/")[-len(ending) :]
-            if len(parts) == len(ending) and all(map(fnmatchcase, parts, ending)):
+            parts = path.split("/")
+            if (not whole or "**" in ending or len(parts) == len(ending)) and _ends_as(parts, ending):
                 yield path
 
 
-def _by_cmake(path: str, text: str, shared: frozenset[str]) -> Iterator[_Listed]:
-    for one in _cmake_commands(text, shared):
+def _ends_as(parts: Sequence[str], ending: Sequence[str]) -> bool:
+    if "**" in ending:
+        at = ending.index("**")
+        after = len(ending) - at - 1
+        rest = parts[: len(parts) - after]
+        inside = not at or any(_ends_as(rest[:end], ending[:at]) for end in range(at, len(rest) + 1))
+        return inside and _ends_as(parts[len(rest) :], ending[at + 1 :])
+    own = parts[len(parts) - len(ending) :]
+    return len(parts) >= len(ending) and all(map(fnmatchcase, own, ending))
+
+
+def _by_cmake(path: str, commands: Iterable[_Command], used: Mapping[str, bool | None]) -> Iterator[_Listed]:
+    for one in commands:
         removed = one.word == "list" and one.given.split()[:1] == ["REMOVE_ITEM"]
         if removed and one.taken is not True:
             continue
         # A star stands for files of this folder, where no variable says otherwise.
-        inside = "" if "${" in one.given else path[: path.rfind("/") + 1]
-        for name in _SOURCE.findall(_VARIABLE.sub("", one.given)):
-            yield _Listed(
-                inside + name if "*" in name else name, f"{path}:{one.first}", one.taken and not removed, removed
-            )
+        inside = "" if "${" in one.given else "/" + path[: path.rfind("/") + 1]
+        taken = both(one.taken, used.get(_filled(one), True)) and not removed
+        for found in _SOURCE.findall(_VARIABLE.sub("", one.given)):
+            name = found.lstrip("/")
+            if "*" in name:
+                folder, slash, star = (inside + name).rpartition("/")
+                deep = "**/" if "GLOB_RECURSE" in one.given else ""
+                name = folder + slash + deep + star
+            yield _Listed(name, f"{path}:{one.first}", taken, removed)
 
 
 def _commands(text: str) -> list[_Command]:
@@ -298,6 +384,31 @@ def _statements(path: str, body: list[ast.stmt], known: Known, taken: bool | Non
 
 
 def _strings(path: str, statement: ast.stmt, taken: bool | None) -> Iterator[_Listed]:
-    for one in ast.walk(statement):
-        if isinstance(one, ast.Constant) and isinstance(one.value, str) and _SOURCE.fullmatch(one.value):
-            yield _Listed(one.value, f"{path}:{one.lineno}", taken)
+    folder = path[: path.rfind("/") + 1]
+    for text, line in _paths(statement):
+        if _SOURCE.fullmatch(text):
+            # A star without a folder stands for files somewhere below.
+            name = f"{folder}**/{text}" if text.startswith("*") else text.lstrip("/")
+            yield _Listed(name, f"{path}:{line}", taken)
+
+
+def _paths(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Strings, those that join() or a slash puts together as one: of what no string says, nothing."""
+    parts: Sequence[ast.expr] = ()
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
+        parts = node.args
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        parts = (node.left, node.right)
+    if parts:
+        read = [list(_paths(part)) for part in parts]
+        if all(len(one) <= 1 for one in read):
+            texts = [one[0][0].strip("/") for one in read if one]
+            yield "/".join(texts), parts[0].lineno
+            return
+        yield from (path for one in read for path in one)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            yield node.value, node.lineno
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _paths(child)
