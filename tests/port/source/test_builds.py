@@ -276,3 +276,24 @@ def test_what_a_choosing_file_adds_or_uses_for_nvidia_alone_is_left_out() -> Non
     used = "set(S a.cu)\nif(USE_HIP)\nadd_library(x b.cu)\nelse()\nadd_library(x ${S})\nendif()\n"
     read = read_lists(Files(cpp=CPP, build={"src/CMakeLists.txt": used}))
     assert (set(read.left_out), read.named) == ({"src/a.cu"}, {"src/b.cu"})
+
+
+def test_included_files_and_twins_and_rules_of_nvcc() -> None:
+    build = {
+        "CMakeLists.txt": "if(B STREQUAL CUDA)\ninclude(cmake/one.cmake)\nelseif(B STREQUAL HIP)\nendif()\n",
+        "cmake/one.cmake": "add_subdirectory(src)\n",
+        "src/CMakeLists.txt": "add_library(x a.cu)\n",
+    }
+    assert set(read_lists(Files(cpp=CPP, build=build)).left_out) == {"src/a.cu"}
+    build = {"cmake/cuda.cmake": "add_library(x src/a.cu)\n", "cmake/hip.cmake": "add_library(x src/b.cu)\n"}
+    read = read_lists(Files(cpp=CPP, build=build))
+    assert (set(read.left_out), read.named) == ({"src/a.cu"}, {"src/b.cu"})
+    rules = "a: src/a.cu\n\techo\n\t$(NVCC) $^\n\nb: src/b.cu\n\thipcc $^\nc: src/cuda_c.o\n"
+    assert read_lists(Files(cpp=CPP, build={"Makefile": rules})).named == {"src/b.cu", "src/cuda_c.cc"}
+
+
+def test_a_back_end_that_is_asked_for_by_name_is_a_side_for_amd(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text(HAZARD)
+    (tmp_path / "CMakeLists.txt").write_text('if(BACKEND STREQUAL "rocm")\nadd_library(x b.cu)\nendif()\n')
+    report = preflight_source(tmp_path, on="mi300x", hipify=False)
+    assert (report.not_shown, report.verdicts["mi300x"]) == (1, "not known")

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from crosstie_port.source.code import also, shorten
-from crosstie_port.source.files import Files, hip_builds, uncommented
+from crosstie_port.source.files import Files, hip_builds, is_nvidia, uncommented
 from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.project import both, either, negated
 from crosstie_port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
@@ -22,6 +22,9 @@ _FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
 _SUFFIX = re.compile(r"\.(?:cu|cpp|cc|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
+_BY_NVCC = re.compile(r"^[^\t\n:=]+:[^\n]*\n(?=(?:\t[^\n]*\n)*?\t[^\n]*(?i:nvcc))(?:\t[^\n]*\n?)+", re.MULTILINE)
+# How deep build files add each other.
+_STEPS = 8
 _ASKED = re.compile(r"\$\{(\w+)\}")
 _AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform|_toolkit)?$")
 _NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler|_toolkit)?$")
@@ -105,21 +108,30 @@ def read_lists(files: Files) -> Lists:
 def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
     """Lists of CMake decide what is left out below a file that chooses between the two."""
     asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
-    commands: dict[str, list[_Command]] = {}
+    stems = frozenset(path.rpartition(".")[0] for path in files.build)
+    beside_amd = {path for path in files.build if is_nvidia(path, (), stems)}
     decides: dict[str, bool] = {}
-    # What a build for ROCm makes of a folder that a file above adds.
-    folders: dict[str, bool | None] = {}
-    for path, text in sorted(files.build.items(), key=lambda file: file[0].count("/")):
+    local: dict[str, list[_Command]] = {}
+    for path, text in files.build.items():
         folder = path.rpartition("/")[0]
         above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
-        decides[path] = bool(above) or folder in twins
-        around = next((folders[one] for one in _upwards(folder) if one in folders), True)
-        read = _cmake_commands(text, frozenset().union(*above))
-        commands[path] = [replace(one, taken=both(around, one.taken)) for one in read]
-        for one in commands[path]:
-            if one.word == "add_subdirectory" and (given := one.given.split()) and "$" not in given[0]:
-                inside = "/".join(part for part in (folder, given[0].strip('"/')) if part)
-                folders[inside] = either(folders.get(inside, False), one.taken)
+        decides[path] = bool(above) or folder in twins or path in beside_amd
+        local[path] = list(_cmake_commands(text, frozenset().union(*above)))
+    # What a build for ROCm makes of folders and files that others add: each round follows one step further.
+    added: dict[str, bool | None] = {}
+    commands = local
+    for _ in range(_STEPS):
+        commands = {
+            path: [replace(one, taken=both(_around(path, added, path in beside_amd), one.taken)) for one in read]
+            for path, read in local.items()
+        }
+        now: dict[str, bool | None] = {}
+        for path, read in commands.items():
+            for name, taken in _adds(path, read):
+                now[name] = either(now.get(name, False), taken)
+        if now == added:
+            break
+        added = now
     used = _uses(one for read in commands.values() for one in read)
     for path, read in commands.items():
         for row in _by_cmake(path, read, used):
@@ -127,10 +139,24 @@ def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
             yield replace(row, decides=decides[path], taken=False if beside else row.taken)
 
 
-def _upwards(folder: str) -> Iterator[str]:
-    while folder:
-        yield folder
-        folder = folder.rpartition("/")[0]
+def _around(path: str, added: Mapping[str, bool | None], is_nvidias: bool) -> bool | None:
+    """What a build for ROCm makes of a build file, by who adds it or a folder around it."""
+    while path and not is_nvidias:
+        if path in added:
+            return added[path]
+        path = path.rpartition("/")[0]
+    return not is_nvidias
+
+
+def _adds(path: str, commands: Iterable[_Command]) -> Iterator[tuple[str, bool | None]]:
+    folder, _, own = path.rpartition("/")
+    for one in commands:
+        if one.word in ("add_subdirectory", "include") and (given := _VARIABLE.sub("", one.given).split()):
+            name = given[0].strip('"/')
+            yield f"{folder}/{name}".removeprefix("/"), one.taken
+            if folder and (own != "CMakeLists.txt" or "${" in one.given):
+                # What a file included from above adds is meant from there.
+                yield name, one.taken
 
 
 def _uses(commands: Iterable[_Command]) -> dict[str, bool | None]:
@@ -161,10 +187,10 @@ def _in_python(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
 
 
 def _in_make(files: Files) -> Iterator[_Listed]:
-    """What makefiles that call hipcc name, objects too."""
+    """What makefiles that call hipcc name, objects too, but for rules whose recipes call nvcc."""
     for path in hip_builds(files.build):
         if not path.endswith((".txt", ".cmake")):
-            text = uncommented(files.build[path])
+            text = _BY_NVCC.sub("", uncommented(files.build[path]))
             names = set(_SOURCE.findall(text)) | {f"{name}.c*" for name in re.findall(r"([\w+-]+)\.o\b", text)}
             yield from (_Listed(name, path, None) for name in sorted(names))
 

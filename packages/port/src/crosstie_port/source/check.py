@@ -16,7 +16,7 @@ from crosstie_port.source.builds import Lists, build_hazards, by_torch, may_hipi
 from crosstie_port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie_port.source.code import shorten, streams
 from crosstie_port.source.cpp import hazards_in
-from crosstie_port.source.files import Files, hip_builds, is_nvidia, read_files
+from crosstie_port.source.files import Files, hip_builds, includes_twin, is_nvidia, read_files
 from crosstie_port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
 from crosstie_port.source.hipify import CudaNames, Hipified, collect, hipified, hipify_module, leftover_hazards
 from crosstie_port.source.project import Project
@@ -122,7 +122,8 @@ def _left_out(files: Files, lists: Lists) -> dict[str, str]:
     by_name = "the file is NVIDIA's by its name, and the tree has a side for AMD"
     by_list = {path: f"{place} leaves this file out on ROCm" for path, place in lists.left_out.items()}
     has_side = hip_builds(files.build) or files.asks_for_hip or any(map(_FOR_ROCM.search, files.cpp.values()))
-    named = (path for path in (*files.cpp, *files.build) if has_side and is_nvidia(path, folders, stems))
+    texts = files.cpp | files.build if has_side else {}
+    named = (path for path in texts if is_nvidia(path, folders, stems) and not includes_twin(path, texts[path]))
     return dict.fromkeys(named, by_name) | by_list
 
 
