@@ -282,7 +282,7 @@ def test_a_file_that_includes_its_twin_chooses_between_the_two(tmp_path: Path) -
 
 
 def test_cuda_in_strings_of_cython(tmp_path: Path) -> None:
-    text = "cdef int f(x):\n    k = Kernel('n', '''\n  int v = __shfl_sync(0xffffffff, threadIdx.x, 0);\n''')\n"
+    text = "cdef int f(x):\n    k = Kernel('n', '''\n  int v = __shfl_sync(0xffffffff, x, 0);\n''')\n"
     (tmp_path / "core.pyx").write_text(text)
     found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
     assert [(one.where.line, one.severity) for one in found if one.check == "mask-32-bit"] == [(3, "error")]

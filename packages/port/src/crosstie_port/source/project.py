@@ -629,8 +629,12 @@ class Project:
 
     @cached_property
     def is_ported(self) -> bool:
-        """Whether any file has a side for ROCm: then 32 lanes and NVIDIA's macros may be there on purpose."""
-        return any(side.for_rocm for unit in self.units.values() for side in unit.sides)
+        """Whether any file has a side for ROCm or includes HIP's headers: then 32 lanes and NVIDIA's macros may be
+        there on purpose."""
+        return any(
+            any(side.for_rocm for side in unit.sides) or any(one.header.startswith("hip/") for one in unit.directives)
+            for unit in self.units.values()
+        )
 
     @cached_property
     def shown(self) -> frozenset[str]:

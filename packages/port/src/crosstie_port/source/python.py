@@ -36,7 +36,9 @@ _BACKEND = re.compile(r"(?i)backend|vendor|platform|target")
 _ON = frozenset({"1", "on", "true", "yes"})
 _LEAVES = frozenset({"exit", "_exit", "quit", "skip", "abort", "fail"})
 _DEEPEST = 12
-_CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
+_CUDA_TEXT = re.compile(
+    r"__global__|__device__|\basm\s+volatile|threadIdx\.|\b__(?:shfl\w*|ballot|any|all)_sync\s*\(|\b__syncthreads\s*\("
+)
 _LONG_STRING = re.compile(r"(\"\"\"|''')(.*?)\1", re.DOTALL)
 _CYTHON = (".pyx", ".pxi")
 _WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
