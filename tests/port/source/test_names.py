@@ -32,7 +32,7 @@ USES = [
     ("tensorrt", "#include <moderngpu/transform.hxx>"), ("cooperative-groups", "x = cg::reduce(tile, x, cg::plus<float>());"),
     ("hip-release", "hipblasGemmEx_v2(h);"), ("overload", "__device__ inline void __syncwarp() { fence(); }"),
     ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),
-    ("cub-warp", "cub::WarpReduce<float> r; int lane = threadIdx.x % 32;"),
+    ("hip-release", "f(reinterpret_cast<hipblasComplex*>(x));"), ("cub-warp", "cub::WarpReduce<float> r; int lane = threadIdx.x % 32;"),
 ]  # fmt: skip
 
 
