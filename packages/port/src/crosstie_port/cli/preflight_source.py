@@ -92,7 +92,8 @@ def command(
 def _last(found: SourceReport) -> Sequence[str]:
     if not found.not_shown:
         return ()
-    return (f"{found.not_shown:,} more would be errors if ROCm compiled their files, which nothing here shows",)
+    said = f"{found.not_shown:,} of the unknown would be errors if ROCm compiled their files, which nothing here shows"
+    return (f"{said}: the folder to give is the one with the build files",)
 
 
 def _show_work(effort: Sequence[FileEffort], known: int, cured: int, patch_file: Path | None) -> None:
