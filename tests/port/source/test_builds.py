@@ -297,3 +297,7 @@ def test_a_back_end_that_is_asked_for_by_name_is_a_side_for_amd(tmp_path: Path) 
     (tmp_path / "CMakeLists.txt").write_text('if(BACKEND STREQUAL "rocm")\nadd_library(x b.cu)\nendif()\n')
     report = preflight_source(tmp_path, on="mi300x", hipify=False)
     assert (report.not_shown, report.verdicts["mi300x"]) == (1, "not known")
+
+
+def test_a_build_file_of_nvidias_by_name_leaves_nothing_out_of_a_tree_without_amd() -> None:
+    assert not read_lists(Files(cpp=CPP, build={"src/sm90/CMakeLists.txt": "add_library(x a.cu)\n"})).left_out

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from crosstie_port.source.code import also, shorten
-from crosstie_port.source.files import Files, hip_builds, is_nvidia, uncommented
+from crosstie_port.source.files import Files, has_twin, hip_builds, uncommented
 from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.project import both, either, negated
 from crosstie_port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
@@ -109,7 +109,7 @@ def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
     """Lists of CMake decide what is left out below a file that chooses between the two."""
     asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
     stems = frozenset(path.rpartition(".")[0] for path in files.build)
-    beside_amd = {path for path in files.build if is_nvidia(path, (), stems)}
+    beside_amd = {path for path in files.build if has_twin(path, stems)}
     decides: dict[str, bool] = {}
     local: dict[str, list[_Command]] = {}
     for path, text in files.build.items():
@@ -122,7 +122,7 @@ def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
     commands = local
     for _ in range(_STEPS):
         commands = {
-            path: [replace(one, taken=both(_around(path, added, path in beside_amd), one.taken)) for one in read]
+            path: [replace(step, taken=both(_around(path, added, path in beside_amd), step.taken)) for step in read]
             for path, read in local.items()
         }
         now: dict[str, bool | None] = {}
@@ -132,7 +132,7 @@ def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
         if now == added:
             break
         added = now
-    used = _uses(one for read in commands.values() for one in read)
+    used = _uses(command for read in commands.values() for command in read)
     for path, read in commands.items():
         for row in _by_cmake(path, read, used):
             beside = path.rpartition("/")[0] in twins
@@ -150,22 +150,22 @@ def _around(path: str, added: Mapping[str, bool | None], is_nvidias: bool) -> bo
 
 def _adds(path: str, commands: Iterable[_Command]) -> Iterator[tuple[str, bool | None]]:
     folder, _, own = path.rpartition("/")
-    for one in commands:
-        if one.word in ("add_subdirectory", "include") and (given := _VARIABLE.sub("", one.given).split()):
+    for command in commands:
+        if command.word in ("add_subdirectory", "include") and (given := _VARIABLE.sub("", command.given).split()):
             name = given[0].strip('"/')
-            yield f"{folder}/{name}".removeprefix("/"), one.taken
-            if folder and (own != "CMakeLists.txt" or "${" in one.given):
+            yield f"{folder}/{name}".removeprefix("/"), command.taken
+            if folder and (own != "CMakeLists.txt" or "${" in command.given):
                 # What a file included from above adds is meant from there.
-                yield name, one.taken
+                yield name, command.taken
 
 
 def _uses(commands: Iterable[_Command]) -> dict[str, bool | None]:
     """Of each variable, whether a build for ROCm runs a command that asks for it."""
-    found: dict[str, bool | None] = {}
-    for one in commands:
-        for name in set(_ASKED.findall(one.given)) - {_filled(one)}:
-            found[name] = either(found.get(name, False), one.taken)
-    return found
+    uses: dict[str, bool | None] = {}
+    for command in commands:
+        for name in set(_ASKED.findall(command.given)) - {_filled(command)}:
+            uses[name] = either(uses.get(name, False), command.taken)
+    return uses
 
 
 def _filled(command: _Command) -> str:

@@ -66,6 +66,12 @@ def is_nvidia(path: str, folders: Collection[str], stems: Collection[str] = ()) 
     return False
 
 
+def has_twin(path: str, stems: Collection[str]) -> bool:
+    """Whether AMD's side of a file stands beside it: cuda.cmake and hip.cmake."""
+    folder, slash, name = path.rpartition("/")
+    return any(f"{folder}{slash}{twin}" in stems for twin in _twins(name.partition(".")[0]))
+
+
 def includes_twin(path: str, text: str) -> bool:
     """Whether a file includes what AMD's side of it would be called: it chooses between the two."""
     twins = set(_twins(path.rpartition("/")[2].partition(".")[0]))
