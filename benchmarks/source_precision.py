@@ -7,7 +7,7 @@ Each sample was drawn from projects that nobody had looked at while the rules we
 then; what it showed was mended before the next one, so a draw today gives other rows. "right": as it stands, the line
 would not compile or run on ROCm, also where the project has not ported that part at all. "false": a build for ROCm
 leaves it out or gets it right. HIPIFY's findings are among them; clang's are not. Whole
-trees, not drawn: of sample 8 tiny-cuda-nn, of sample 9 all but SGLang, and samples 12 to 14, which are without HIPIFY's
+trees, not drawn: of sample 8 tiny-cuda-nn, of sample 9 all but SGLang, and samples 12 to 15, which are without HIPIFY's
 findings. Of sample 13 five further trees (SIRIUS, MFEM, stdgpu, COSMA, SUNDIALS) had no error.
 """
 

@@ -35,6 +35,17 @@ def test_findings_as_text_json_and_sarif(tmp_path: Path) -> None:
     assert answer["findings"][0]["where"] == {"file": "a.cu", "line": 2, "name": "f"}
 
 
+def test_errors_without_proof_that_rocm_compiles_the_file_are_counted_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('void f() {\n  asm volatile("bar.sync 0;");\n}\n')
+    (tmp_path / "b.cu").write_text("#ifdef USE_ROCM\n#endif\n")
+    made = run(str(tmp_path), "--on", "mi300x", "--no-hipify")
+    assert (made.returncode, "not known" in made.stdout) == (0, True)
+    assert "1 of the unknown would be errors if ROCm compiled their files" in " ".join(made.stdout.split())
+    (tmp_path / "setup.py").write_text("CUDAExtension('k', ['a.cu'])\n")
+    made = run(str(tmp_path), "--on", "mi300x", "--no-hipify")
+    assert (made.returncode, "of the unknown would be" in made.stdout) == (1, False)
+
+
 @pytest.mark.slow
 def test_the_exit_status_says_how_bad_it_is(tmp_path: Path) -> None:
     source = tmp_path / "a.py"

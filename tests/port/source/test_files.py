@@ -175,7 +175,7 @@ def test_such_files_are_notes_where_the_tree_has_a_side_for_amd(tmp_path: Path) 
 
     assert severities() == {"gemm_sm90.cu": "error", "other.cu": "error"}
     (tmp_path / "ours.cu").write_text("#ifdef USE_ROCM\nvoid f();\n#endif\n")
-    assert severities() == {"gemm_sm90.cu": "note", "other.cu": "error"}
+    assert severities() == {"gemm_sm90.cu": "note", "other.cu": "unknown"}
 
 
 def test_a_build_file_of_a_folder_for_nvidia_is_a_note(tmp_path: Path) -> None:
@@ -268,3 +268,23 @@ def test_folders_of_other_back_ends_are_not_judged(tmp_path: Path) -> None:
         (tmp_path / folder / "a.hpp").write_text("#include <cute/tensor.hpp>\n")
     report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
     assert {one.where.file for one in report.findings if one.check == "cutlass"} == {"csrc/a.hpp"}
+
+
+def test_a_file_that_includes_its_twin_chooses_between_the_two(tmp_path: Path) -> None:
+    text = (
+        '#ifdef USE_ROCM\n#include "amd_common.h"\n#endif\n__global__ void k() { asm volatile("bar.sync 1, 64;"); }\n'
+    )
+    (tmp_path / "amd_common.h").write_text("")
+    for given, severity in ((text, "error"), (text.replace("amd_common", "other"), "note")):
+        (tmp_path / "cuda_common.h").write_text(given)
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        assert {one.severity for one in found if one.check == "inline-ptx"} == {severity}
+
+
+def test_cuda_in_strings_of_cython(tmp_path: Path) -> None:
+    text = "cdef int f(x):\n    k = Kernel('n', '''\n  int v = __shfl_sync(0xffffffff, x, 0);\n''')\n"
+    (tmp_path / "core.pyx").write_text(text)
+    found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+    assert [(one.where.line, one.severity) for one in found if one.check == "mask-32-bit"] == [(3, "error")]
+    (tmp_path / "core.pyx").write_text(text.replace("0xffffffff", "0xffffffffffffffffULL"))
+    assert "mask-32-bit" not in {one.check for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings}

@@ -32,6 +32,7 @@ USES = [
     ("tensorrt", "#include <moderngpu/transform.hxx>"), ("cooperative-groups", "x = cg::reduce(tile, x, cg::plus<float>());"),
     ("hip-release", "hipblasGemmEx_v2(h);"), ("overload", "__device__ inline void __syncwarp() { fence(); }"),
     ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),
+    ("hip-release", "f(reinterpret_cast<hipblasComplex*>(x));"), ("cub-warp", "cub::WarpReduce<float> r; int lane = threadIdx.x % 32;"),
 ]  # fmt: skip
 
 
@@ -190,3 +191,8 @@ def test_libraries_and_tools_by_name() -> None:
 def test_a_member_that_is_called_after_a_library() -> None:
     assert "nvshmem" in names("void f() { nvshmem_init(); }\n")
     assert "nvshmem" not in names("class M { int nvshmem_comm_; };\n")
+
+
+def test_cub_with_a_width_is_no_hazard() -> None:
+    assert "cub-warp" not in names("cub::WarpReduce<float, 32> r; int lane = threadIdx.x % 32;\n")
+    assert "cub-warp" not in names("cub::WarpReduce<float> r; int lane = threadIdx.x % 64;\n")

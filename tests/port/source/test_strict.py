@@ -187,3 +187,7 @@ def test_members_of_a_base_that_depends_on_the_template() -> None:
     assert "clang-strictness" not in names(base + derived.replace("Find(id)", "this->Find(id)"))
     assert "clang-strictness" not in names(base + derived.replace("Table<T>", "Table"))
     assert "clang-strictness" not in names(derived)
+
+
+def test_a_loop_without_a_condition_is_prose() -> None:
+    assert not names("all bits are stored while\nthe rest of it waits\n", name="notes.h.in")

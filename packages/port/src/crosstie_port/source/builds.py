@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from crosstie_port.source.code import also, shorten
-from crosstie_port.source.files import Files, hip_builds, uncommented
+from crosstie_port.source.files import Files, has_twin, hip_builds, uncommented
 from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.project import both, either, negated
 from crosstie_port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
@@ -20,7 +20,12 @@ _BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|
 _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
 _FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
+_SUFFIX = re.compile(r"\.(?:cu|cpp|cc|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
+_BY_NVCC = re.compile(r"^[^\t\n:=]+:[^\n]*\n(?=(?:\t[^\n]*\n)*?\t[^\n]*(?i:nvcc))(?:\t[^\n]*\n?)+", re.MULTILINE)
+# How deep build files add each other.
+_STEPS = 8
+_ASKED = re.compile(r"\$\{(\w+)\}")
 _AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform|_toolkit)?$")
 _NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler|_toolkit)?$")
 _ON = frozenset({"ON", "TRUE", "1", "YES"})
@@ -56,6 +61,13 @@ class _Listed(msgspec.Struct, frozen=True):
     taken: bool | None
     # It is taken out of all lists.
     removed: bool = False
+    # Whether what it leaves out is left out for certain: elsewhere it only shows what is compiled.
+    decides: bool = False
+
+
+class Lists(msgspec.Struct, frozen=True):
+    left_out: Mapping[str, str]
+    named: frozenset[str]
 
 
 def may_hipify(files: Files) -> bool:
@@ -68,36 +80,119 @@ def by_torch(files: Files) -> bool:
     return any(map(_BY_TORCH.search, (*files.python.values(), *files.build.values())))
 
 
-def files_left_out(files: Files) -> dict[str, str]:
-    """C++ files that only lists for NVIDIA name, each with the list's place."""
+def read_lists(files: Files) -> Lists:
+    """What lists of sources say of C++ files: those that only lists for NVIDIA name, each with the list's place, and
+    those that a list for ROCm, or for both, names."""
     # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
     twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
-    asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
-    listed: list[_Listed] = []
-    for path, text in files.build.items():
-        folder = path.rpartition("/")[0]
-        above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
-        if above or folder in twins:
-            listed += _by_cmake(path, text, frozenset().union(*above))
-    for path, text in files.python.items():
-        if ".cu" in text and re.search(r"(?i)hip|rocm", text):
-            listed += _by_python(path, text)
-    beside = [one.place.rpartition("/")[0] in twins and not _FOR_ROCM.search(one.place) for one in listed]
-    listed = [replace(one, taken=False) if other else one for one, other in zip(listed, beside, strict=True)]
-    out = [one for one in listed if one.taken is False]
-    if not out:
-        return {}
-    used = [one for one in listed if one.taken is not False]
     by_name: dict[str, list[str]] = {}
     for path in files.cpp:
         by_name.setdefault(PurePosixPath(path).name, []).append(path)
-    kept = {path for one in used for pattern in _before_hipify(one.pattern) for path in _meant(pattern, by_name)}
-    return {
+    listed = [*_in_cmake(files, twins), *_in_python(files, twins), *_in_make(files)]
+
+    def meant(rows: Iterable[_Listed]) -> set[str]:
+        return {path for one in rows for made in _before_hipify(one.pattern) for path in _meant(made, by_name)}
+
+    used = [one for one in listed if one.taken is not False]
+    kept = meant(one for one in used if one.decides)
+    left_out = {
         path: one.place
-        for one in reversed(out)
+        for one in reversed(listed)
+        if one.decides and one.taken is False
         for path in _meant(one.pattern, by_name)
         if one.removed or path not in kept
     }
+    return Lists(left_out, frozenset(meant(used) - left_out.keys()))
+
+
+def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
+    """Lists of CMake decide what is left out below a file that chooses between the two."""
+    asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
+    stems = frozenset(path.rpartition(".")[0] for path in files.build)
+    beside_amd = {path for path in files.build if has_twin(path, stems)}
+    decides: dict[str, bool] = {}
+    local: dict[str, list[_Command]] = {}
+    for path, text in files.build.items():
+        folder = path.rpartition("/")[0]
+        above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
+        decides[path] = bool(above) or folder in twins or path in beside_amd
+        local[path] = list(_cmake_commands(text, frozenset().union(*above)))
+    # What a build for ROCm makes of folders and files that others add: each round follows one step further.
+    added: dict[str, bool | None] = {}
+    commands = local
+    for _ in range(_STEPS):
+        commands = {
+            path: [replace(step, taken=both(_around(path, added, path in beside_amd), step.taken)) for step in read]
+            for path, read in local.items()
+        }
+        now: dict[str, bool | None] = {}
+        for path, read in commands.items():
+            for name, taken in _adds(path, read):
+                now[name] = either(now.get(name, False), taken)
+        if now == added:
+            break
+        added = now
+    used = _uses(command for read in commands.values() for command in read)
+    for path, read in commands.items():
+        for row in _by_cmake(path, read, used):
+            beside = path.rpartition("/")[0] in twins
+            yield replace(row, decides=decides[path], taken=False if beside else row.taken)
+
+
+def _around(path: str, added: Mapping[str, bool | None], is_nvidias: bool) -> bool | None:
+    """What a build for ROCm makes of a build file, by who adds it or a folder around it."""
+    while path and not is_nvidias:
+        if path in added:
+            return added[path]
+        path = path.rpartition("/")[0]
+    return not is_nvidias
+
+
+def _adds(path: str, commands: Iterable[_Command]) -> Iterator[tuple[str, bool | None]]:
+    folder, _, own = path.rpartition("/")
+    for command in commands:
+        if command.word in ("add_subdirectory", "include") and (given := _VARIABLE.sub("", command.given).split()):
+            name = given[0].strip('"/')
+            yield f"{folder}/{name}".removeprefix("/"), command.taken
+            if folder and (own != "CMakeLists.txt" or "${" in command.given):
+                # What a file included from above adds is meant from there.
+                yield name, command.taken
+
+
+def _uses(commands: Iterable[_Command]) -> dict[str, bool | None]:
+    """Of each variable, whether a build for ROCm runs a command that asks for it."""
+    uses: dict[str, bool | None] = {}
+    for command in commands:
+        for name in set(_ASKED.findall(command.given)) - {_filled(command)}:
+            uses[name] = either(uses.get(name, False), command.taken)
+    return uses
+
+
+def _filled(command: _Command) -> str:
+    """The variable that a command puts its list in."""
+    words = command.given.split()
+    if command.word == "set":
+        return words[0] if words else ""
+    return words[1] if command.word in ("list", "file") and len(words) > 1 else ""
+
+
+def _in_python(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
+    """Lists of Python decide what is left out in a file that speaks of ROCm."""
+    for path, text in files.python.items():
+        if _SUFFIX.search(text):
+            beside = path.rpartition("/")[0] in twins and not _FOR_ROCM.search(path)
+            decides = ".cu" in text and bool(re.search(r"(?i)hip|rocm", text))
+            for row in _by_python(path, text):
+                yield replace(row, decides=decides, taken=False if beside and decides else row.taken)
+
+
+def _in_make(files: Files) -> Iterator[_Listed]:
+    """What makefiles that call hipcc name, objects too, but for rules whose recipes call nvcc."""
+    for path in hip_builds(files.build):
+        if not path.endswith((".txt", ".cmake")):
+            text = _BY_NVCC.sub("", uncommented(files.build[path]))
+            names = set(_SOURCE.findall(text)) | {f"{name}.c*" for name in re.findall(r"([\w+-]+)\.o\b", text)}
+            yield from (_Listed(name, path, None) for name in sorted(names))
 
 
 def _is_above(path: str, folder: str) -> bool:
@@ -116,27 +211,44 @@ def _before_hipify(pattern: str) -> Iterator[str]:
 
 
 def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
-    """Files whose path ends as a list's entry does; a star stands for names without a slash."""
+    """Files whose path ends as a list's entry does, or is it after a slash; a star stands for names without a slash,
+    two for any folders."""
+    whole = pattern.startswith("/")
     ending = [part for part in pattern.split("/") if part not in ("", ".", "..")]
     names = by_name if "*" in ending[-1] else [ending[-1]]
     for name in names:
         for path in by_name.get(name, ()):
-            parts = path.split("/")[-len(ending) :]
-            if len(parts) == len(ending) and all(map(fnmatchcase, parts, ending)):
+            parts = path.split("/")
+            if (not whole or "**" in ending or len(parts) == len(ending)) and _ends_as(parts, ending):
                 yield path
 
 
-def _by_cmake(path: str, text: str, shared: frozenset[str]) -> Iterator[_Listed]:
-    for one in _cmake_commands(text, shared):
+def _ends_as(parts: Sequence[str], ending: Sequence[str]) -> bool:
+    if "**" in ending:
+        at = ending.index("**")
+        after = len(ending) - at - 1
+        rest = parts[: len(parts) - after]
+        inside = not at or any(_ends_as(rest[:end], ending[:at]) for end in range(at, len(rest) + 1))
+        return inside and _ends_as(parts[len(rest) :], ending[at + 1 :])
+    own = parts[len(parts) - len(ending) :]
+    return len(parts) >= len(ending) and all(map(fnmatchcase, own, ending))
+
+
+def _by_cmake(path: str, commands: Iterable[_Command], used: Mapping[str, bool | None]) -> Iterator[_Listed]:
+    for one in commands:
         removed = one.word == "list" and one.given.split()[:1] == ["REMOVE_ITEM"]
         if removed and one.taken is not True:
             continue
         # A star stands for files of this folder, where no variable says otherwise.
-        inside = "" if "${" in one.given else path[: path.rfind("/") + 1]
-        for name in _SOURCE.findall(_VARIABLE.sub("", one.given)):
-            yield _Listed(
-                inside + name if "*" in name else name, f"{path}:{one.first}", one.taken and not removed, removed
-            )
+        inside = "" if "${" in one.given else "/" + path[: path.rfind("/") + 1]
+        taken = both(one.taken, used.get(_filled(one), True)) and not removed
+        for found in _SOURCE.findall(_VARIABLE.sub("", one.given)):
+            name = found.lstrip("/")
+            if "*" in name:
+                folder, slash, star = (inside + name).rpartition("/")
+                deep = "**/" if "GLOB_RECURSE" in one.given else ""
+                name = folder + slash + deep + star
+            yield _Listed(name, f"{path}:{one.first}", taken, removed)
 
 
 def _commands(text: str) -> list[_Command]:
@@ -298,6 +410,31 @@ def _statements(path: str, body: list[ast.stmt], known: Known, taken: bool | Non
 
 
 def _strings(path: str, statement: ast.stmt, taken: bool | None) -> Iterator[_Listed]:
-    for one in ast.walk(statement):
-        if isinstance(one, ast.Constant) and isinstance(one.value, str) and _SOURCE.fullmatch(one.value):
-            yield _Listed(one.value, f"{path}:{one.lineno}", taken)
+    folder = path[: path.rfind("/") + 1]
+    for text, line in _paths(statement):
+        if _SOURCE.fullmatch(text):
+            # A star without a folder stands for files somewhere below.
+            name = f"{folder}**/{text}" if text.startswith("*") else text.lstrip("/")
+            yield _Listed(name, f"{path}:{line}", taken)
+
+
+def _paths(node: ast.AST) -> Iterator[tuple[str, int]]:
+    """Strings, those that join() or a slash puts together as one: of what no string says, nothing."""
+    parts: Sequence[ast.expr] = ()
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "join":
+        parts = node.args
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        parts = (node.left, node.right)
+    if parts:
+        read = [list(_paths(part)) for part in parts]
+        if all(len(one) <= 1 for one in read):
+            texts = [one[0][0].strip("/") for one in read if one]
+            yield "/".join(texts), parts[0].lineno
+            return
+        yield from (path for one in read for path in one)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            yield node.value, node.lineno
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _paths(child)

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding, Location, Severity, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie_port.source.builds import build_hazards, by_torch, files_left_out, may_hipify
+from crosstie_port.source.builds import Lists, build_hazards, by_torch, may_hipify, read_lists
 from crosstie_port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie_port.source.code import shorten, streams
 from crosstie_port.source.cpp import hazards_in
-from crosstie_port.source.files import Files, hip_builds, is_nvidia, read_files
+from crosstie_port.source.files import Files, hip_builds, includes_twin, is_nvidia, read_files
 from crosstie_port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
 from crosstie_port.source.hipify import CudaNames, Hipified, collect, hipified, hipify_module, leftover_hazards
 from crosstie_port.source.project import Project
@@ -32,6 +32,8 @@ VERDICTS = {
 NOTHING_TO_PORT = "nothing to port"
 # What an error becomes behind a switch of NVIDIA's; one that leaves such a thing out need only be set.
 SEVERITY_BEHIND: dict[str, Severity] = {"library": "note", "refusal": "setting", "switch": "unknown"}
+# What an error of a tree that runs on AMD says where it has no proof.
+NOT_SHOWN = "; nothing shows that ROCm compiles this file"
 _OTHER_BACK_ENDS = frozenset({"cpu", "xpu", "npu", "sycl", "musa", "metal", "vulkan", "opencl"})
 _HALF = re.compile(
     r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
@@ -60,6 +62,11 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     converted: HipifyCounts | None
     opinion: Opinion | None
 
+    @property
+    def not_shown(self) -> int:
+        """How many findings would be errors if ROCm compiled their files, which nothing shows."""
+        return sum(finding.what.endswith(NOT_SHOWN) for finding in self.findings)
+
 
 def preflight_source(
     path: str | Path, *, on: str | Sequence[str], hipify: bool = True, clang: str | None = None, use_clang: bool = True,
@@ -78,8 +85,9 @@ def preflight_source(
         hazards += files.hazards
         compiler = find_compiler(clang, targets) if use_clang and hipify else None
         on_progress(0, len(files.cpp), "reading preprocessor lines")
-        left_out, names = _left_out(files), CudaNames()
-        project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out)
+        lists, names = read_lists(files), CudaNames()
+        left_out = _left_out(files, lists)
+        project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out, named=lists.named)
         hazards += _read(files, project, names, on_progress)
         hazards += _unconverted(files, project, names)
         if hipify and files.cpp:
@@ -108,13 +116,14 @@ def preflight_source(
     )
 
 
-def _left_out(files: Files) -> dict[str, str]:
+def _left_out(files: Files, lists: Lists) -> dict[str, str]:
     """Files that a build for ROCm does not compile, each with the reason: its lists of sources, or the file's name."""
     folders, stems = files.folders, files.stems
     by_name = "the file is NVIDIA's by its name, and the tree has a side for AMD"
-    by_list = {path: f"{place} leaves this file out on ROCm" for path, place in files_left_out(files).items()}
+    by_list = {path: f"{place} leaves this file out on ROCm" for path, place in lists.left_out.items()}
     has_side = hip_builds(files.build) or files.asks_for_hip or any(map(_FOR_ROCM.search, files.cpp.values()))
-    named = (path for path in (*files.cpp, *files.build) if has_side and is_nvidia(path, folders, stems))
+    texts = files.cpp | files.build if has_side else {}
+    named = (path for path in texts if is_nvidia(path, folders, stems) and not includes_twin(path, texts[path]))
     return dict.fromkeys(named, by_name) | by_list
 
 
@@ -196,7 +205,11 @@ def _beside_amd(
         if asked := project.asks_for_nvidia(hazard.file, hazard.line):
             # Whether a build for ROCm sets the project's own switch as well stands in no source.
             return SEVERITY_BEHIND[asked], by_switch
-        return ("unknown", by_caller) if asks_for_hip and hazard.file in files.python else ("error", "")
+        if asks_for_hip and hazard.file in files.python:
+            return "unknown", by_caller
+        if hazard.file in project.units and hazard.file not in project.shown:
+            return "unknown", NOT_SHOWN
+        return "error", ""
 
     return [replace(one, severity=severity, what=one.what + why) for one in hazards for severity, why in [judged(one)]]
 

@@ -12,7 +12,8 @@ from crosstie.core.errors import BadInput
 from crosstie_port.source.hazard import SourceHazard
 
 _BUILDS_HIP = re.compile(
-    r"(?i)enable_language\s*\(\s*HIP|LANGUAGES[^)]*\bHIP\b|find_package\s*\(\s*hip\b|check_language\s*\(\s*HIP|\bhipcc\b"
+    r"(?i)enable_language\s*\(\s*HIP|LANGUAGES[^)]*\bHIP\b|check_language\s*\(\s*HIP|\bhipcc\b"
+    r"|find_package\s*\(\s*(?:hip|roc(?:m|blas|prim|thrust|profiler|tracer)\w*)\b|STREQUAL\s+\"?(?:hip|rocm)\b"
 )
 _OF_OTHERS = re.compile(r"(?i)(?:^|/)(?:third_?party|3rd_?party|external|extern|vendor|deps|submodules|_deps)/")
 # Files and folders that say by their names that they are for NVIDIA's GPUs; "cuda" does only beside one for AMD.
@@ -24,6 +25,7 @@ _AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|(?:ck|hip|rocm)_\w+|aite
 _TWIN_WORDS = {
     "cuda": ("hip", "rocm", "amd"), "CUDA": ("HIP", "ROCM", "AMD"), "Cuda": ("Hip", "Rocm"), "nccl": ("rccl",),
 }  # fmt: skip
+_INCLUDED = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[\"<](?:[^\">\n]*/)?(\w+)[.\w]*[\">]", re.MULTILINE)
 _ASKS_FOR_HIP = re.compile(
     r"\bversion\.hip\b|(?i:\b(?:is|has|use|with)_(?:hip|rocm)\b)|(?:\b|_)(?:HIP|ROCM)_(?:HOME|PATH)\b"
 )
@@ -33,7 +35,7 @@ _CPP = (
 )  # fmt: skip
 _KINDS = {
     **dict.fromkeys(_CPP, "cpp"),
-    ".py": "python",
+    **dict.fromkeys((".py", ".pyx", ".pxi"), "python"),
     **dict.fromkeys((".ptx", ".cubin", ".fatbin"), "binary"),
     **dict.fromkeys((".cmake", ".mk"), "build"),
 }
@@ -62,6 +64,18 @@ def is_nvidia(path: str, folders: Collection[str], stems: Collection[str] = ()) 
         if any(folder == inside and _AMD_NAME.match(other) for folder, _, other in beside):
             return True
     return False
+
+
+def has_twin(path: str, stems: Collection[str]) -> bool:
+    """Whether AMD's side of a file stands beside it: cuda.cmake and hip.cmake."""
+    folder, slash, name = path.rpartition("/")
+    return any(f"{folder}{slash}{twin}" in stems for twin in _twins(name.partition(".")[0]))
+
+
+def includes_twin(path: str, text: str) -> bool:
+    """Whether a file includes what AMD's side of it would be called: it chooses between the two."""
+    twins = set(_twins(path.rpartition("/")[2].partition(".")[0]))
+    return bool(twins) and not twins.isdisjoint(_INCLUDED.findall(text))
 
 
 def _twins(name: str) -> Iterator[str]:

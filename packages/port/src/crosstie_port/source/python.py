@@ -36,7 +36,11 @@ _BACKEND = re.compile(r"(?i)backend|vendor|platform|target")
 _ON = frozenset({"1", "on", "true", "yes"})
 _LEAVES = frozenset({"exit", "_exit", "quit", "skip", "abort", "fail"})
 _DEEPEST = 12
-_CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
+_CUDA_TEXT = re.compile(
+    r"__global__|__device__|\basm\s+volatile|threadIdx\.|\b__(?:shfl\w*|ballot|any|all)_sync\s*\(|\b__syncthreads\s*\("
+)
+_LONG_STRING = re.compile(r"(\"\"\"|''')(.*?)\1", re.DOTALL)
+_CYTHON = (".pyx", ".pxi")
 _WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
 _MOST_THREADS = 1024
 # Also the keys of an extension's compiler flags.
@@ -528,7 +532,12 @@ def _compared_major(node: ast.Compare) -> tuple[str, int] | None:
 
 
 def python_hazards(path: str, text: str, own: frozenset[str] = frozenset()) -> list[SourceHazard]:
-    """`own`: packages of the tree itself, which it may import whatever they are called elsewhere."""
+    """`own`: packages of the tree itself, which it may import whatever they are called elsewhere. Of Cython only CUDA
+    in its strings is read."""
+    if path.endswith(_CYTHON):
+        texts = [found for found in _LONG_STRING.finditer(text) if _CUDA_TEXT.search(found[2])]
+        chunks = [(found[2], text.count("\n", 0, found.start(2)) + 1) for found in texts]
+        return [hazard for chunk, line in chunks for hazard in _embedded(path, chunk, line, has_lines=True)]
     try:
         tree = parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

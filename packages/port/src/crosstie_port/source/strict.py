@@ -288,6 +288,9 @@ def _spins(code: Code) -> Iterator[SourceHazard]:
     comes together again, and waits there for lanes that wait for the lock."""
     waits = [at for at, _ in code.calls("try_lock") if code.text(at - 1) in (".", "->")]
     for at in code.names.get("while", ()):
+        if code.text(at + 1) != "(":
+            # Prose of a template or a file that is no C++.
+            continue
         end = closing(code.tokens, at + 1)
         asked = {token.text for token in code.tokens[at + 2 : end]}
         inside = code.tokens[end + 2 : closing(code.tokens, end + 1)] if code.text(end + 1) == "{" else []
