@@ -110,6 +110,8 @@ def _shown(parts: Sequence[Part], leading: Sequence[str] | None) -> dict[str, An
         "kind": _kind,
         "source_of": _source,
         "name_of": column_name,
+        "kinds_of": _kinds,
+        "tone_of": _tone,
         "class_of": _class,
     }
 
@@ -130,13 +132,16 @@ def _tone(table: Table, row: int, cell: int) -> str:
     return table.tones[row][cell] if table.tones else ""
 
 
-def _class(table: Table, row: int, cell: int) -> str:
-    """How a cell stands: to the right, as prose, or whole where its column has nothing long."""
-    column = table.columns[cell]
-    kind = {">": "right", "~": "prose"}.get(column[:1], "")
-    if not kind and cell and max(len(each[cell]) for each in table.rows) <= _SHORT:
-        kind = "whole"
-    tone = _tone(table, row, cell)
+def _kinds(table: Table) -> list[str]:
+    """How each column's cells stand: to the right, as prose, or whole where it has nothing long."""
+    kinds = [{">": "right", "~": "prose"}.get(column[:1], "") for column in table.columns]
+    for place in range(1, len(kinds)):
+        if not kinds[place] and max((len(row[place]) for row in table.rows), default=0) <= _SHORT:
+            kinds[place] = "whole"
+    return kinds
+
+
+def _class(kind: str, tone: str) -> str:
     return f"{kind} tone-{tone}" if tone else kind
 
 

@@ -20,6 +20,8 @@ _NEAR = 1.2
 _LARGE, _FEW_COLUMNS, _ABOVE, _MORE_COLUMNS = 120, 10, 1.02, 100
 # With more kinds of requests than this the last percent takes longer than it is worth.
 MANY_PARTS, MANY_PARTS_GAP = 24, 1e-2
+# HiGHS calls some programmes solved whose numbers are none, or such.
+_BEYOND_ANY_FLEET = 1e12
 
 
 def solve(
@@ -250,9 +252,6 @@ def _worth(rows: Rows, duals: Array, minimise: str) -> Array:
     return np.asarray((earned * problem.rate / problem.demand).max(axis=1) / each)
 
 
-_BEYOND_ANY_FLEET = 1e12
-
-
 def _mixed(problem: Programme, minimise: str) -> _Found | None:
     rows = Rows(problem)
     gap = MANY_PARTS_GAP if len(problem.demand) > MANY_PARTS else GAP
@@ -264,10 +263,7 @@ def _mixed(problem: Programme, minimise: str) -> _Found | None:
             return found
         # Limits that rounding breaks: any fleet within them will do.
         values, bound, _ = run_highs(rows, _objective(rows, minimise), gap, thorough=True)
-    if values is None:
-        return None
-    if not (np.abs(values) < _BEYOND_ANY_FLEET).all():
-        # HiGHS calls some programmes solved whose numbers are none, or beyond counting.
+    if values is None or not (np.abs(values) < _BEYOND_ANY_FLEET).all():
         return None
     return np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound
 
