@@ -45,7 +45,7 @@ class _Job:
 
     __slots__ = (
         "cached", "ends_at_step", "gone", "held", "id", "input", "made", "output", "prefilled", "prefix", "prompt",
-        "rank", "since_step",
+        "rank", "since_step", "uses",
     )  # fmt: skip
 
     def __init__(self, id: Key, input_tokens: int, output_tokens: int, cached: int, prefix: Sequence[Hashable]):
@@ -60,6 +60,8 @@ class _Job:
         self.prefilled = cached
         # Blocks that it was let in with; 0: it is still outside.
         self.held = 0
+        # Of the keys, the first so many: blocks that it runs with, and shares with whoever has them too.
+        self.uses = 0
         # Tokens of the answer when its present run of decode steps began, and the step at which that was.
         self.made = 0
         self.since_step = -1
@@ -246,7 +248,7 @@ class Engine:
         if job.decoding:
             self._release(job)
             return True
-        job.rank.blocks -= job.held
+        self._leave(job, job.held)
         if job in job.rank.waiting:
             job.rank.waiting.remove(job)
             self._waiting -= 1
@@ -481,6 +483,10 @@ class Engine:
             for rank in self._ranks:
                 if rank.jobs:
                     rank.blocks += self._grown(rank, steps)
+                    if rank.cache is not None:
+                        rank.cache.running(rank.blocks * self.block_tokens)
+            if self._steps // self.block_tokens < (self._steps + steps) // self.block_tokens:
+                self._touch_tiers()
         self._steps += steps
         self._cached += steps * self._decoding * self.tokens_per_step
 
@@ -500,13 +506,14 @@ class Engine:
         finished = job.made >= job.output
         if job.made == 1 or finished:
             tokens.append(Token(job.id, job.made, finished, self._ends, job.cached))
-        self._keep(job, answer=finished)
         rank = job.rank
         assert rank is not None
         if finished:
-            rank.blocks -= job.held
+            self._leave(job, job.held)
+            self._keep(job, answer=True)
             del self._jobs[job.id]
             return
+        self._keep(job, answer=False)
         rank.jobs[job] = None
         self._decoding += 1
         self._cached += job.input + 1
@@ -525,10 +532,12 @@ class Engine:
         # What nobody can ask for only takes room from what came before it: none, in an empty cache.
         if rank is None or rank.cache is None or not (job.prefix or len(rank.cache)):
             return
+        if not answer:
+            self._use(rank, rank.cache, job, job.prompt)
+            for tier in rank.tiers:
+                tier.cache.keep(job.prefix, job.prompt)
+            return
         for cache in (rank.cache, *(tier.cache for tier in rank.tiers)):
-            if not answer:
-                cache.keep(job.prefix, job.prompt)
-                continue
             # Keys beyond the prompt's are those of its answer, which the next turn begins with; without them nobody
             # can ask for it.
             made = job.prompt + job.output
@@ -536,12 +545,42 @@ class Engine:
             cache.keep_answer(made - named if named > job.prompt or not job.prefix else job.output)
             cache.keep(job.prefix, max(named, job.prompt))
 
+    def _use(self, rank: _Rank, cache: PrefixCache, job: _Job, tokens: int) -> None:
+        """It runs with the blocks of its first so many tokens: none of them goes, and those that others have too are
+        taken once."""
+        shared = cache.use(job.prefix, job.uses, tokens)
+        job.uses = max(job.uses, min(len(job.prefix), -(-tokens // cache.block_tokens)))
+        rank.blocks -= shared * cache.block_tokens // self.block_tokens
+        cache.running(rank.blocks * self.block_tokens)
+
+    def _touch_tiers(self) -> None:
+        """Whoever decodes has stored a new block: in other memory all of its blocks are then the latest used, as
+        vLLM's offloading connector has it (0.24.0). So those of sessions that pause go first."""
+        for rank in self._ranks:
+            for tier in rank.tiers:
+                for job in rank.jobs:
+                    tier.cache.touch(job.prefix)
+
+    def _leave(self, job: _Job, blocks: int) -> None:
+        """So many blocks that it took are free, but for those that others run with."""
+        rank = job.rank
+        assert rank is not None
+        rank.blocks -= blocks
+        cache = rank.cache
+        if cache is None:
+            return
+        if job.uses:
+            shared = cache.stop_using(job.prefix[: job.uses])
+            rank.blocks += shared * cache.block_tokens // self.block_tokens
+            job.uses = 0
+        cache.running(rank.blocks * self.block_tokens)
+
     def _release(self, job: _Job) -> None:
         """Takes a decoding sequence out of the cache."""
         rank = job.rank
         assert rank is not None
         self._cached -= job.input + 1 + (self._steps - job.since_step) * self.tokens_per_step
-        rank.blocks -= job.held if self.whole else self._blocks_of(self._held_by(job, self._steps))
+        self._leave(job, job.held if self.whole else self._blocks_of(self._held_by(job, self._steps)))
         rank.phases[(job.since_step - job.input - 1) % self.block_tokens] -= 1
         del rank.jobs[job]
         self._decoding -= 1
@@ -552,7 +591,7 @@ class Engine:
         anyone beside the first, which stays however long it gets."""
         head = rank.waiting[0] if rank.waiting else None
         if head is not None and head.held and rank.jobs:
-            rank.blocks -= head.held
+            self._leave(head, head.held)
             job = head
         elif len(rank.jobs) > 1:
             job = next(reversed(rank.jobs))
@@ -564,7 +603,7 @@ class Engine:
             self._waiting += 1
         else:
             return False
-        job.prefilled = job.cached
+        job.prefilled = 0 if rank.cache is not None and job.prefix else job.cached
         job.held = 0
         self.preemptions += 1
         return True
@@ -607,19 +646,27 @@ class Engine:
             job = waiting[0]
             if not job.held:
                 needs = self._blocks_of(job.input + (job.output if self.whole else 1))
+                cache = rank.cache
+                shared = cache.shared(job.prefix) * cache.block_tokens // self.block_tokens if cache is not None else 0
                 # A request that nothing else keeps out is let in, however long it is.
-                if running >= self.most or (running and rank.blocks + needs > self.blocks):
+                if running >= self.most or (running and rank.blocks + needs - shared > self.blocks):
                     break
                 rank.blocks += needs
                 job.held = needs
                 if self.began is not None:
                     self.began.setdefault(job.id, start)
-                if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
-                    job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
+                if cache is not None and job.prefix and not job.prefilled:
+                    again = job.made > 0 or job.cached > 0
+                    found = cache.find(job.prefix, job.prompt) if again else cache.look_up(job.prefix, job.prompt)
+                    self._use(rank, cache, job, found // cache.block_tokens * cache.block_tokens)
+                    job.prefilled = found
+                    if again:
+                        continue
+                    job.cached = found
                     comes = start
                     for tier in rank.tiers:
                         if more := tier.beyond(job.cached, job.prefix, job.prompt):
-                            rank.cache.hits += more
+                            cache.hits += more
                             job.cached = job.prefilled = job.cached + more
                             comes = max(comes, tier.load(more, start))
                     if comes > start:
