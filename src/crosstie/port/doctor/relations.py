@@ -1,21 +1,28 @@
 """What no single fact shows: drivers against builds, releases against each other, variables against the GPUs."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 from typing import cast
 
+import msgspec
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.reading import read_records, sourced_file
 from crosstie.core.figures import gigabytes, plural
 from crosstie.core.finding import Finding, Location, Severity
-from crosstie.port.doctor.machine import Gpu, Machine, release_of, whole
+from crosstie.port.doctor.machine import Machine, release_of, whole
 from crosstie.port.doctor.record import NO_ANSWER
-from crosstie.port.doctor.stacks import stack_findings
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.matrix import EngineBuild, builds
+from crosstie.port.preflight.variables import variables
 
+STACKS = Path(__file__).parent / "data" / "stacks.toml"
+# AMD's packages of the driver are numbered from 30 on since ROCm 7; the module has the kernel's number.
+_FIRST_PACKAGE = 30
 _TOOLS = {"rocminfo": "AMD", "amd-smi": "AMD", "nvidia-smi": "NVIDIA"}
 _VISIBLE = {
     "AMD": ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
@@ -29,9 +36,9 @@ _PROCESSES = "vLLM documentation, configuration/optimization: CPU resources for 
 def relation_findings(machine: Machine, catalog: Catalog, engines: Sequence[EngineRelease]) -> list[Finding]:
     return [
         *_found(machine), *_tools(machine), *_visible(machine), *_mixed(machine), *_links(machine, catalog),
-        *_driver(machine), *_rocm(machine), *stack_findings(machine, kinds(machine)),
+        *_driver(machine), *_rocm(machine), *_stacks(machine),
         *(one for engine in engines for one in _release(machine, engine)),
-        *_requirements(machine), *_imports(machine),
+        *_requirements(machine), *_imports(machine), *_variables(machine, engines),
         *_processors(machine), *_host_memory(machine),
     ]  # fmt: skip
 
@@ -280,9 +287,87 @@ def _host_memory(machine: Machine) -> Iterable[Finding]:
     )  # fmt: skip
 
 
-def kinds(machine: Machine) -> dict[str, list[Gpu]]:
-    """GPUs that are alike, by what they are called."""
-    found: dict[str, list[Gpu]] = {}
-    for gpu in machine.usable:
-        found.setdefault(gpu.label, []).append(gpu)
-    return found
+def _variables(machine: Machine, engines: Iterable[EngineRelease]) -> list[Finding]:
+    """Those that are set, and that the engines do not read, any more or at all."""
+    return [
+        Finding(
+            check="variable", severity="setting", where=Location(file="environment", name=name), grounds="read",
+            what=f"{name}={value} does nothing: {fault}",
+            evidence=f"{engine}: {known.source}, {known.date}",
+            remedy=f"{known.instead[name]} on the engine's command line" if name in known.instead else f"unset {name}",
+        )
+        for engine in engines
+        if (known := variables(engine.name)) is not None
+        for name, value in machine.environment.items()
+        if name in known.last and (fault := known.fault(name, engine.version))
+    ]  # fmt: skip
+
+
+# The ROCm, driver and firmware that a chip needs at least, against those that the machine has
+
+
+class ChipStack(msgspec.Struct, frozen=True, kw_only=True):
+    """What these accelerators need at least; "" where the source says nothing of it."""
+
+    accelerators: tuple[str, ...]
+    rocm: str = ""
+    amdgpu: str = ""
+    module: str = ""
+    firmware: str = ""
+    source: str
+    date: str
+
+
+@cache
+def chip_stacks(file: Path = STACKS) -> tuple[ChipStack, ...]:
+    with sourced_file(file, {"chip"}) as (raw, sources):
+        return read_records(file, "chip", raw.get("chip"), ChipStack, sources)
+
+
+def _stacks(machine: Machine) -> Iterator[Finding]:
+    for label, gpus in machine.kinds.items():
+        for row in chip_stacks():
+            if gpus[0].accelerator in row.accelerators:
+                yield from _of_rocm(machine, row, label, gpus[0].isa)
+                yield from _of_driver(machine, row, label)
+
+
+def _of_rocm(machine: Machine, row: ChipStack, label: str, isa: str) -> Iterator[Finding]:
+    """PyTorch brings libraries of the ROCm that it is built for; the installed ones count where it brings none."""
+    built, installed = release_of(machine.torch_build.get("hip", "")), release_of(machine.rocm)
+    has, whose = (built, f"PyTorch is built for ROCm {built}") if built else (installed, f"ROCm {installed} is here")
+    if row.rocm and has and has < Version(row.rocm):
+        yield _of_stack(
+            row, label, "chip-rocm", f"{label} needs ROCm {row.rocm} or newer, and {whose}: its libraries have no "
+            f"kernels for {isa or 'this chip'}", "/opt/rocm",
+            f"ROCm {row.rocm} or newer with an engine that is built for it: the engines' own images have both.",
+        )  # fmt: skip
+    elif row.rocm and built and installed and installed < Version(row.rocm):
+        yield _of_stack(
+            row, label, "chip-rocm", f"{label} needs ROCm {row.rocm} or newer, and {installed} is installed; PyTorch "
+            f"brings {built}", "/opt/rocm", f"ROCm {row.rocm} or newer, so that what PyTorch does not bring goes with "
+            "it.", severe=False,
+        )  # fmt: skip
+
+
+def _of_driver(machine: Machine, row: ChipStack, label: str) -> Iterator[Finding]:
+    has = release_of(machine.amdgpu)
+    wanted = "" if has is None else row.amdgpu if has.major >= _FIRST_PACKAGE else row.module
+    if not wanted or has is None or has >= Version(wanted):
+        return
+    module = f" (the module says {row.module})" if row.module else ""
+    firmware = f" Its firmware: PLDM bundle {row.firmware} or newer, from the server's maker." if row.firmware else ""
+    yield _of_stack(
+        row, label, "chip-driver", f"{label} needs AMD's driver {row.amdgpu} or newer{module}, and {has} is loaded",
+        "/sys/module/amdgpu/version", f"amdgpu {row.amdgpu} or newer on the host; a container has the host's."
+        + firmware,
+    )  # fmt: skip
+
+
+def _of_stack(
+    row: ChipStack, label: str, check: str, what: str, file: str, remedy: str, *, severe: bool = True
+) -> Finding:
+    return Finding(
+        check=check, severity="error" if severe else "setting", what=what, where=Location(file=file), grounds="seen",
+        evidence=f"{row.source}, {row.date}", remedy=remedy, target=label,
+    )  # fmt: skip
