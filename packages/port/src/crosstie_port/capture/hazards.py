@@ -66,6 +66,8 @@ class Reason(msgspec.Struct, frozen=True):
     # What the line does, without a subject.
     what: str
     remedy: str
+    # Operations that are refused for it whatever their arguments.
+    always: tuple[str, ...] = ()
 
     def at(self, site: Site, evidence: str, remedy: str = "") -> CaptureHazard:
         return CaptureHazard(
@@ -74,48 +76,48 @@ class Reason(msgspec.Struct, frozen=True):
         )  # fmt: skip
 
 
-_REASONS = {name: read_record(_FILE, name, row, Reason) for name, row in read_toml(_FILE).items()}
+REASONS = {name: read_record(_FILE, name, row, Reason) for name, row in read_toml(_FILE).items()}
 
 # Values and sizes that the host has to know.
-READ = _REASONS["read"]
-KERNEL_READ = _REASONS["kernel_read"]
-VALUE = _REASONS["value"]
-LINALG = _REASONS["linalg"]
-SOLVER = _REASONS["solver"]
-MASK = _REASONS["mask"]
-NONZERO = _REASONS["nonzero"]
-UNIQUE = _REASONS["unique"]
-COUNTS = _REASONS["counts"]
-REPEATS = _REASONS["repeats"]
-SPARSE = _REASONS["sparse"]
+READ = REASONS["read"]
+KERNEL_READ = REASONS["kernel_read"]
+VALUE = REASONS["value"]
+LINALG = REASONS["linalg"]
+SOLVER = REASONS["solver"]
+MASK = REASONS["mask"]
+NONZERO = REASONS["nonzero"]
+UNIQUE = REASONS["unique"]
+COUNTS = REASONS["counts"]
+REPEATS = REASONS["repeats"]
+SPARSE = REASONS["sparse"]
 
 # Copies between host and device.
-TO_DEVICE = _REASONS["to_device"]
-SCALAR_TO_DEVICE = _REASONS["scalar_to_device"]
-FORMATS = _REASONS["formats"]
-TO_HOST = _REASONS["to_host"]
-BLOCKING = _REASONS["blocking"]
+TO_DEVICE = REASONS["to_device"]
+SCALAR_TO_DEVICE = REASONS["scalar_to_device"]
+FORMATS = REASONS["formats"]
+TO_HOST = REASONS["to_host"]
+BLOCKING = REASONS["blocking"]
 
 # Waiting, streams and generators.
-DEVICE_SYNC = _REASONS["device_sync"]
-STREAM_SYNC = _REASONS["stream_sync"]
-EVENT_QUERY = _REASONS["event_query"]
-NOT_CAPTURED = _REASONS["not_captured"]
-ISOLATION = _REASONS["isolation"]
-LEGACY = _REASONS["legacy"]
-UNJOINED = _REASONS["unjoined"]
-GENERATOR = _REASONS["generator"]
-SEEDING = _REASONS["seeding"]
-NO_ATTENTION = _REASONS["no_attention"]
-RAISES = _REASONS["raises"]
-NOT_FOLLOWED = _REASONS["not_followed"]
+DEVICE_SYNC = REASONS["device_sync"]
+STREAM_SYNC = REASONS["stream_sync"]
+EVENT_QUERY = REASONS["event_query"]
+NOT_CAPTURED = REASONS["not_captured"]
+ISOLATION = REASONS["isolation"]
+LEGACY = REASONS["legacy"]
+UNJOINED = REASONS["unjoined"]
+GENERATOR = REASONS["generator"]
+SEEDING = REASONS["seeding"]
+NO_ATTENTION = REASONS["no_attention"]
+RAISES = REASONS["raises"]
+NOT_FOLLOWED = REASONS["not_followed"]
 
 # Replays that differ from calls.
-CONSTANT = _REASONS["constant"]
-BRANCH = _REASONS["branch"]
-REBOUND = _REASONS["rebound"]
-GROWS = _REASONS["grows"]
-CACHED = _REASONS["cached"]
-PINNED = _REASONS["pinned"]
-OUTSIDE = _REASONS["outside"]
-UNTRACED = _REASONS["untraced"]
+CONSTANT = REASONS["constant"]
+BRANCH = REASONS["branch"]
+REBOUND = REASONS["rebound"]
+GROWS = REASONS["grows"]
+CACHED = REASONS["cached"]
+PINNED = REASONS["pinned"]
+OUTSIDE = REASONS["outside"]
+UNTRACED = REASONS["untraced"]
