@@ -12,13 +12,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import read_record, read_records, read_toml, sourced_file
+from crosstie.catalog.reading import read_records, sourced_file
 from crosstie.core.figures import gigabytes, plural
-from crosstie.core.finding import Finding, Location, Severity
+from crosstie.core.finding import Finding, Location
 from crosstie.port.doctor.machine import Machine, release_of, whole
 from crosstie.port.doctor.record import NO_ANSWER
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.matrix import EngineBuild, builds
+from crosstie.port.preflight.phrases import told
 from crosstie.port.preflight.variables import variables
 
 _DATA = Path(__file__).parent / "data"
@@ -32,29 +33,8 @@ _VISIBLE = {
 _LINKS = {"mesh": "xGMI", "switch": "NVLink"}
 
 
-class RelationRow(msgspec.Struct, frozen=True, kw_only=True):
-    severity: Severity
-    what: str
-    where: str
-    evidence: str
-    remedy: str = ""
-    # Of the finding, where it is not the row's name.
-    check: str = ""
-
-
-@cache
-def _rows() -> dict[str, RelationRow]:
-    file = _DATA / "relations.toml"
-    return {name: read_record(file, name, row, RelationRow) for name, row in read_toml(file).items()}
-
-
-def _told(row_name: str, target: str = "", **facts: object) -> Finding:
-    row = _rows()[row_name]
-    return Finding(
-        check=row.check or row_name, severity=row.severity, what=row.what.format(**facts), grounds="seen",
-        where=Location(file=row.where.format(**facts)), evidence=row.evidence.format(**facts),
-        remedy=row.remedy.format(**facts), target=target,
-    )  # fmt: skip
+def _told(row: str, target: str = "", **facts: object) -> Finding:
+    return told(row, None, target, by=_DATA / "relations.toml", **facts)
 
 
 def relation_findings(machine: Machine, catalog: Catalog, engines: Sequence[EngineRelease]) -> list[Finding]:

@@ -26,6 +26,7 @@ from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.preflight.operations import ModelOperation
+from crosstie.port.preflight.phrases import told
 
 DATA = Path(__file__).parent / "data"
 
@@ -180,13 +181,7 @@ def architecture_findings(config: Config, engine: EngineRelease, tp: int | None 
         ]  # fmt: skip
     found = [_architecture(named[0], config, engine, tp or 1)]
     if config.outer.get("auto_map") is not None and found[0].severity != "note":
-        found.append(
-            Finding(
-                check="remote-code", severity="setting", where=Location(file=str(config.file), name="auto_map"),
-                what="the checkpoint brings Python code of its own", grounds="read",
-                evidence="auto_map in config.json", remedy="read that code, then --trust-remote-code",
-            )
-        )  # fmt: skip
+        found.append(told("remote-code", Location(file=str(config.file), name="auto_map")))
     return found
 
 
@@ -241,13 +236,11 @@ def quantisation_findings(method: str, config: Config, engine: EngineRelease) ->
     span = (
         f"in releases from {support.since} to {support.until or engine.newest}" if support else "in none that was read"
     )
+    where = Location(file=str(config.file), name="quantization_config.quant_method")
     return [
-        Finding(
-            check="quantisation", severity="error", grounds="read",
-            where=Location(file=str(config.file), name="quantization_config.quant_method"),
-            what=f"{engine} has no quantisation '{method}', and stops where it reads the config",
-            evidence=f"{_QUANTISATIONS[engine.name]}: {span}; there are {', '.join(sorted(known))}",
-            remedy="the checkpoint in FP8, AWQ, GPTQ or compressed-tensors, or the 16-bit one quantised anew",
+        told(
+            "quantisation", where, engine=engine, method=method, source=_QUANTISATIONS[engine.name], span=span,
+            known=", ".join(sorted(known)),
         )
     ]  # fmt: skip
 
@@ -306,23 +299,9 @@ def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequenc
     where = Location(file=str(config.file), name=_DRAFT_KEYS[0])
     declared = any(config.get(key) or config.outer.get(key) for key in _DRAFT_KEYS)
     if tensors is not None and not any(_is_draft(name, config.get("num_hidden_layers")) for name in tensors):
-        return [
-            Finding(
-                check="feature", severity="error", where=where, grounds="computed",
-                what="speculative-mtp: the checkpoint has no layers that predict further tokens",
-                evidence="no tensor is named mtp, nextn or eh_proj, and none belongs to a layer beyond the last"
-                + (", though the config declares them" if declared else ""),
-                remedy="the original checkpoint if the model has such layers, or speculative-eagle or -ngram",
-            )
-        ]  # fmt: skip
+        return [told("no-draft-layers", where, declared=", though the config declares them" if declared else "")]
     if tensors is None and not declared:
-        return [
-            Finding(
-                check="feature", severity="unknown", where=where, grounds="computed",
-                what="speculative-mtp: the config declares no layers that predict further tokens",
-                evidence=f"none of {', '.join(_DRAFT_KEYS)} is there", remedy="give the folder with the tensors",
-            )
-        ]  # fmt: skip
+        return [told("draft-layers-undeclared", where, keys=", ".join(_DRAFT_KEYS))]
     return []
 
 
@@ -371,12 +350,9 @@ def unsupported() -> tuple[Unsupported, ...]:
 def recipe_findings(name: str, config: Config, accelerator: str, engine: EngineRelease) -> list[Finding]:
     """What the engine's own project says against this pair; nobody there vouches for it, whatever its source allows."""
     return [
-        Finding(
-            check="recipe", severity="slow", grounds="read", target=accelerator,
-            where=Location(file=str(config.file), name="architectures"),
-            what=f"{engine.name}'s own recipes list {row.model} as unsupported on {accelerator}",
-            evidence=f"{row.source} {row.at}, of {row.date}",
-            remedy="an accelerator that the recipe lists as verified; or compare answers and speed with one first",
+        told(
+            "recipe", Location(file=str(config.file), name="architectures"), accelerator, engine=engine.name,
+            model=row.model, accelerator=accelerator, source=f"{row.source} {row.at}, of {row.date}",
         )
         for row in unsupported()
         if engine.name == row.engine
