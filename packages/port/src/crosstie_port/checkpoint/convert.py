@@ -15,10 +15,9 @@ from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.index import open_checkpoint
-from crosstie_port.checkpoint.conversion import Conversion, plan_conversion
+from crosstie_port.checkpoint.conversion import FORMAT, Conversion, check_repackaged, plan_conversion, plan_repackaging
 from crosstie_port.checkpoint.matrix import RoundingLoss
 from crosstie_port.checkpoint.output import OutputFolder, flush
-from crosstie_port.checkpoint.repackage import FORMAT, check_repackaged, plan_repackaging
 from crosstie_port.checkpoint.requantisation import (
     Granularity,
     Requantisation,

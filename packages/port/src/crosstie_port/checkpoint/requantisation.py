@@ -20,9 +20,17 @@ from crosstie.port.checkpoint.fp8 import DTYPES, Bytes, Codes, Dialect
 from crosstie.port.checkpoint.headers import DTYPE_BITS, Header, TensorInfo, encode_header
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.roles import FLOATS, QUANTISED, Weight
-from crosstie_port.checkpoint.conversion import Conversion, understood
+from crosstie_port.checkpoint.conversion import (
+    BY_TENSOR,
+    CONFIG,
+    FORMAT,
+    FP8_NUMBERS,
+    Conversion,
+    described,
+    understood,
+    with_quantisation,
+)
 from crosstie_port.checkpoint.matrix import Matrix, Opened, ReadRows, RoundingLoss
-from crosstie_port.checkpoint.repackage import BY_TENSOR, CONFIG, FORMAT, FP8_NUMBERS, described, with_quantisation
 from crosstie_port.checkpoint.shard import NewFile, OpenFile, ShardPlan, identity_of, in_threads
 
 Granularity = Literal["fp8-tensor", "fp8-channel", "fp8-block"]
