@@ -20,8 +20,9 @@ FILES = {
 def test_rows_and_code_go_together(room: str) -> None:
     code = "".join(file.read_text() for file in (ROOMS / room).glob("*.py"))
     named = set(re.findall(r'"([a-z0-9-]+)"', code))
+    families = tuple(re.findall(r'f"([a-z-]+-)\{', code))
     rows = phrases(FILES[room])
-    assert set(rows) <= named
+    assert {row for row in rows if not row.startswith(families or ("-",))} <= named
     asked = set(re.findall(r'told\(\s*"([a-z0-9-]+)"', code))
     assert asked <= set(rows)
     for row in rows.values():
