@@ -414,8 +414,28 @@ def test_several_processes_make_the_same_as_one(tmp_path: Path, monkeypatch: pyt
     assert one.codes == two.codes
 
 
+def apart(source: Path, file: Path) -> Codes:
+    """Its shards, each in a process of its own."""
+    codes = Codes()
+    for shard in plan_conversion(open_checkpoint(source), "e4m3fnuz").shards:
+        file.write_bytes(shard.head + bytes(shard.size - len(shard.head)))
+        task = sharding.ShardTask(shard=shard, to="e4m3fnuz", file=file, only_compared=False, flushes=False)
+        codes += task.run_apart(lambda count: None)
+    return codes
+
+
 def test_what_goes_wrong_in_a_process_is_told_by_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converting, "_WORTH_PROCESSES", 1)
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    assert apart(source, tmp_path / "made").total > 0
+    corrupt_nan(source)
+    with pytest.raises(BadData, match=r"k_proj.weight: 1 weights are NaN"):
+        apart(source, tmp_path / "made")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BadInput, match="a converting process ended with status 1; run it again"):
+        apart(source, tmp_path / "made")
+
+
+def test_a_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     corrupt_nan(source)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
@@ -425,15 +445,6 @@ def test_what_goes_wrong_in_a_process_is_told_by_the_parent(tmp_path: Path, monk
     for shard in source.glob("*.safetensors"):
         shard.unlink()
     with pytest.raises(BadInput, match="No such file or directory"):
-        run_conversion(plan, tmp_path / "out", jobs=2)
-
-
-def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converting, "_WORTH_PROCESSES", 1)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
-    plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
-    with pytest.raises(BadInput, match="a converting process ended with status 1; run it again"):
         run_conversion(plan, tmp_path / "out", jobs=2)
 
 
@@ -553,9 +564,9 @@ def test_threads_take_items_when_they_need_them() -> None:
         return number
 
     with pytest.raises(BadInput, match="five"):
-        sharding.in_threads(fails_at_five, numbers(), 2)
+        sharding.in_threads([fails_at_five] * 2, numbers())
     assert len(taken) < 100
-    assert sorted(sharding.in_threads(abs, numbers(), 2)) == list(range(1, 101))
+    assert sorted(sharding.in_threads([abs] * 2, numbers())) == list(range(1, 101))
 
 
 def test_a_leftover_journal_in_the_source_is_not_copied(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -174,10 +175,10 @@ def _convert(
         to_write = sum(shard.size for shard in todo)
         _check_room(output.folder, to_write)
 
-        def make(shard: ShardPlan, jobs: int) -> _Made:
+        def make(shard: ShardPlan, apart: bool) -> _Made:
             file = output.part(shard)
             _begin(shard, file)
-            made = _fill(conversion, shard, file, jobs, progress, flushes=sync)
+            made = _fill(conversion, shard, file, jobs, progress, apart=apart, flushes=sync)
             if not shard.unchanged():
                 raise BadData(shard.source, "", "was changed while it was converted")
             _compare_header(conversion, shard, file)
@@ -199,15 +200,12 @@ def _convert(
 _Made = tuple[Codes, dict[str, RoundingLoss]]
 
 
-def _together(
-    conversion: Conversion, todo: Sequence[ShardPlan], jobs: int, make: Callable[[ShardPlan, int], _Made]
-) -> list[_Made]:
-    """Shards side by side, each in a process of its own where there is enough to do; a requantisation spreads each
-    shard over threads."""
-    small = sum(shard.size for shard in todo) < _WORTH_PROCESSES
-    if small or len(todo) < 2 or isinstance(conversion, Requantisation):
-        return [make(shard, jobs if isinstance(conversion, Requantisation) else 1) for shard in todo]
-    return in_threads(lambda shard: make(shard, jobs), todo, jobs)
+def _together(conversion: Conversion, todo: Sequence[ShardPlan], jobs: int, make: Callable[..., _Made]) -> list[_Made]:
+    """Shards side by side where there is enough to do: one here, the others each in a process of its own. A
+    requantisation spreads each shard over threads."""
+    one_by_one = isinstance(conversion, Requantisation) or sum(shard.size for shard in todo) < _WORTH_PROCESSES
+    workers = [partial(make, apart=number > 0) for number in range(1 if one_by_one else min(jobs, len(todo)))]
+    return in_threads(workers, todo) if todo else []
 
 
 def _begin(shard: ShardPlan, file: Path) -> None:
@@ -219,14 +217,14 @@ def _begin(shard: ShardPlan, file: Path) -> None:
 
 
 def _fill(
-    conversion: Conversion, shard: ShardPlan, file: Path, jobs: int, progress: Progress, *,
+    conversion: Conversion, shard: ShardPlan, file: Path, jobs: int, progress: Progress, *, apart: bool,
     flushes: bool = False, only_compared: bool = False,
 ) -> _Made:  # fmt: skip
     if isinstance(conversion, Requantisation):
         with NewFile(file, only_compared=only_compared, flushes=flushes) as target:
             return make_shard(conversion, shard, target, jobs, progress.add)
     task = ShardTask(shard=shard, to=conversion.to, file=file, only_compared=only_compared, flushes=flushes)
-    return (task.run if jobs == 1 else task.run_apart)(progress.add), {}
+    return (task.run_apart if apart else task.run)(progress.add), {}
 
 
 def _compare_again(
@@ -234,8 +232,8 @@ def _compare_again(
 ) -> dict[str, RoundingLoss]:
     """A source with other numbers in it has the same headers."""
 
-    def compare(shard: ShardPlan, jobs: int) -> _Made:
-        return _fill(conversion, shard, output.final(shard), jobs, progress, only_compared=True)
+    def compare(shard: ShardPlan, apart: bool) -> _Made:
+        return _fill(conversion, shard, output.final(shard), jobs, progress, apart=apart, only_compared=True)
 
     try:
         made = _together(conversion, conversion.shards, jobs, compare)

@@ -301,7 +301,7 @@ def make_shard(
         done(source.nbytes + plan.checkpoint[matrix.scale].nbytes)
         return made.source, cost
 
-    found = in_threads(work, [made for made in plan.tensors[shard.name] if made.kind != "scales"], jobs)
+    found = in_threads([work] * jobs, [made for made in plan.tensors[shard.name] if made.kind != "scales"])
     done(sum(plan.checkpoint[name].nbytes for name in plan.kept if plan.checkpoint[name].file == shard.source))
     costs: dict[str, RoundingLoss] = dict(one for one in found if one is not None)
     total = sum(cost.values for cost in costs.values())

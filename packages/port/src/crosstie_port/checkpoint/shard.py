@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -135,12 +135,12 @@ class NewFile(OpenFile):
             os.posix_fadvise(self.descriptor, at, some.size, os.POSIX_FADV_DONTNEED)
 
 
-def in_threads(work: Callable[[Item], Made], items: Iterable[Item], jobs: int) -> list[Made]:
-    """What `jobs` threads make of the items, in no order; the first fault ends all of them."""
+def in_threads(workers: Sequence[Callable[[Item], Made]], items: Iterable[Item]) -> list[Made]:
+    """What workers make of the items, each in a thread of its own and in no order; the first fault ends all of them."""
     queue, taking, stop = iter(items), threading.Lock(), threading.Event()
     made: list[Made] = []
 
-    def work_on() -> None:
+    def go_on(work: Callable[[Item], Made]) -> None:
         try:
             while not stop.is_set():
                 with taking:
@@ -152,9 +152,9 @@ def in_threads(work: Callable[[Item], Made], items: Iterable[Item], jobs: int) -
             stop.set()
             raise
 
-    with ThreadPoolExecutor(jobs) as pool:
+    with ThreadPoolExecutor(len(workers)) as pool:
         try:
-            for future in [pool.submit(work_on) for _ in range(jobs)]:
+            for future in [pool.submit(go_on, work) for work in workers]:
                 future.result()
         finally:
             # An interrupt reaches this thread alone.
