@@ -19,7 +19,6 @@ from crosstie.port.doctor.doctor import diagnose
 from crosstie.port.doctor.host import machine_of
 from crosstie.port.doctor.machine import Machine, Nic
 from crosstie.port.doctor.record import capture, read_record, write_record
-from crosstie.port.doctor.relations import kinds
 from crosstie.web.parts import Line, Parts
 
 _LABEL = 11
@@ -73,7 +72,7 @@ def parts(machine: Machine) -> Parts:
 
 
 def _lines(machine: Machine) -> Iterable[tuple[str, str]]:
-    for label, gpus in kinds(machine).items():
+    for label, gpus in machine.kinds.items():
         first = gpus[0]
         known = ", ".join(dict.fromkeys(filter(None, (label, first.isa))))
         each = " each" if len(gpus) > 1 else ""

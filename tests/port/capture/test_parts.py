@@ -157,18 +157,19 @@ def test_properties_are_those_of_the_part() -> None:
 
 
 def test_every_row_names_its_source() -> None:
-    rows = [row for rows in stand_ins().rows.values() for row in rows]
+    data = stand_ins()
+    rows = [*data.properties, *data.refusals, *data.attention, *data.limits]
     assert len(rows) > 15
     assert all(row.source for row in rows)
-    rules = stand_ins().rows["rules"]
+    rules = data.refusals
     assert all("@" in rule.source and ":" in rule.source for rule in rules)
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[versions]\n[[rules]]\nid = "x"\nisas = ["gfx"]\noperations = ["mm"]\nkind = "odd"\nwhat = "w"\nremedy = "r"\n'
-         'source = "s"', "rules[0].kind"),
+        ('[versions]\n[[refusals]]\nid = "x"\nisas = ["gfx"]\noperations = ["mm"]\nkind = "odd"\nwhat = "w"\nremedy = "r"\n'
+         'source = "s"', "refusals[0].kind"),
         ('[versions]\n[[limits]]\nisas = ["gfx"]\nwhat = "w"', "limits[0].source"),
         ('[versions]\n[[limit]]\nisas = ["gfx"]', "limit"),
     ],

@@ -35,9 +35,8 @@ for owner, name in (
     (Path, "unlink"), (Path, "write_bytes"), (Path, "mkdir"),
 ):  # fmt: skip
     setattr(owner, name, counted(getattr(owner, name)))
-# However small it is: several windows and, if asked for, several processes.
-converting._WORTH_A_PROCESS = 1
-converting._STRETCH = 1
+# However small it is: several processes if they are asked for.
+converting._WORTH_PROCESSES = 1
 plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
 converting.run_conversion(plan, out, jobs=jobs)
 print(calls)

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from crosstie.port.checkpoint.index import INDEX, Checkpoint, open_checkpoint
 from crosstie_port.checkpoint import convert as converting, shard as sharding
 from crosstie_port.checkpoint.conversion import Conversion, plan_conversion
 from crosstie_port.checkpoint.convert import Converted, run_conversion
-from crosstie_port.checkpoint.converters import converters
 from crosstie_port.checkpoint.output import JOURNAL
 
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
@@ -390,7 +390,6 @@ def test_exponents_at_their_ends_are_refused(tmp_path: Path) -> None:
 
 def test_scales_longer_than_a_window_and_a_shard_without_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharding, "WINDOW_BYTES", 1 << 10)
-    monkeypatch.setattr(converting, "_STRETCH", 2)
     tensors = dressed(
         {
             "odd": np.ones(3, np.uint8),
@@ -407,16 +406,36 @@ def test_scales_longer_than_a_window_and_a_shard_without_bytes(tmp_path: Path, m
 
 
 def test_several_processes_make_the_same_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converting, "_WORTH_A_PROCESS", 1)
+    monkeypatch.setattr(converting, "_WORTH_PROCESSES", 1)
     source = write_model(tmp_path / "model", samples.deepseek_block(), samples.BLOCK_FP8, shards=3)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz", even_if_normalised=True)
-    run_conversion(plan, tmp_path / "one", jobs=1)
-    run_conversion(plan, tmp_path / "two", jobs=2)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    one, two = (run_conversion(plan, tmp_path / str(jobs), jobs=jobs) for jobs in (1, 2))
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert one.codes == two.codes
+
+
+def apart(source: Path, file: Path) -> Codes:
+    """Its shards, each in a process of its own."""
+    codes = Codes()
+    for shard in plan_conversion(open_checkpoint(source), "e4m3fnuz").shards:
+        file.write_bytes(shard.head + bytes(shard.size - len(shard.head)))
+        task = sharding.ShardTask(shard=shard, to="e4m3fnuz", file=file, only_compared=False, flushes=False)
+        codes += task.run_apart(lambda count: None)
+    return codes
 
 
 def test_what_goes_wrong_in_a_process_is_told_by_the_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(converting, "_WORTH_A_PROCESS", 1)
+    source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
+    assert apart(source, tmp_path / "made").total > 0
+    corrupt_nan(source)
+    with pytest.raises(BadData, match=r"k_proj.weight: 1 weights are NaN"):
+        apart(source, tmp_path / "made")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BadInput, match="a converting process ended with status 1; run it again"):
+        apart(source, tmp_path / "made")
+
+
+def test_a_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT)
     corrupt_nan(source)
     plan = plan_conversion(open_checkpoint(source), "e4m3fnuz")
@@ -427,15 +446,6 @@ def test_what_goes_wrong_in_a_process_is_told_by_the_parent(tmp_path: Path, monk
         shard.unlink()
     with pytest.raises(BadInput, match="No such file or directory"):
         run_conversion(plan, tmp_path / "out", jobs=2)
-
-
-def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    stretch = sharding.Stretch(to="e4m3fnuz", source="a", target="b", shift=0, flush=False, windows=[])
-    with converters("e4m3fnuz", 2) as (own, other):
-        assert own.pass_stretch(stretch) == Codes()
-        with pytest.raises(BadInput, match="a converting process ended with status 1; run it again"):
-            other.pass_stretch(stretch)
 
 
 def test_a_source_that_became_shorter_is_told(tmp_path: Path) -> None:
@@ -524,12 +534,12 @@ def test_bytes_that_did_not_reach_the_disk_are_noticed(tmp_path: Path, monkeypat
         run(source, tmp_path / "out")
 
 
-def test_a_numpy_that_miscounts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numpy_that_miscounts_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # It is looked at once in a process.
     sharding._prove.cache_clear()
     monkeypatch.setattr(Recoder, "recode", lambda self, source, out: np.copyto(out, source))
     with pytest.raises(AssertionError, match="FP8 codes do not keep their values"):
-        sharding.Converter("e4m3fnuz")
+        run(write_model(tmp_path / "model", samples.modelopt_fp8(), samples.MODELOPT), tmp_path / "out")
 
 
 def test_a_source_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
@@ -540,31 +550,23 @@ def test_a_source_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
         run_conversion(plan, tmp_path / "out", jobs=1)
 
 
-def test_windows_are_cut_when_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # All windows of a model of 700 GB would take a gigabyte.
-    monkeypatch.setattr(sharding, "WINDOW_BYTES", 1 << 10)
-    monkeypatch.setattr(converting, "_STRETCH", 2)
-    source = write_model(
-        tmp_path / "model", dressed({WEIGHT: codes((64, 128)), SCALE: floats(())}), samples.FP8, shards=1
-    )
-    (shard,) = plan_conversion(open_checkpoint(source), "e4m3fnuz", even_if_normalised=True).shards
-    asked = 0
+def test_threads_take_items_when_they_need_them() -> None:
+    taken: list[int] = []
 
-    def counted(steps: Any, real: Any = sharding.windows) -> Any:
-        nonlocal asked
-        for window in real(steps):
-            asked += 1
-            yield window
+    def numbers() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number + 1
 
-    monkeypatch.setattr(converting, "windows", counted)
-    job = converting._Job(shard, tmp_path / "out", "e4m3fnuz")
-    stretches = job.stretches()
-    next(stretches)
-    assert asked == 4
-    assert not job.add(Codes())
-    rest = [job.add(Codes(total=1)) for _ in stretches]
-    assert rest == [False] * (len(rest) - 1) + [True]
-    assert asked > 8
+    def fails_at_five(number: int) -> int:
+        if number == 5:
+            raise BadInput("five")
+        return number
+
+    with pytest.raises(BadInput, match="five"):
+        sharding.in_threads([fails_at_five] * 2, numbers())
+    assert len(taken) < 100
+    assert sorted(sharding.in_threads([abs] * 2, numbers())) == list(range(1, 101))
 
 
 def test_a_leftover_journal_in_the_source_is_not_copied(tmp_path: Path) -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
-from crosstie.port.doctor.facts import machine_facts
-from crosstie.port.doctor.host import machine_of
-from crosstie.port.doctor.identify import known_devices
+from crosstie.port.doctor.checks import machine_facts
+from crosstie.port.doctor.host import known_devices, machine_of
 from crosstie.port.doctor.machine import Machine
 from crosstie.port.doctor.record import Record, read_record
 

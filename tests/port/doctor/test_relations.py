@@ -10,10 +10,8 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.finding import VERDICTS, Finding
 from crosstie.port.doctor.doctor import diagnose, installed
 from crosstie.port.doctor.machine import Link, Machine
-from crosstie.port.doctor.relations import relation_findings
-from crosstie.port.doctor.stacks import chip_stacks
-from crosstie.port.doctor.variables import variable_findings
-from crosstie.port.preflight.engine import engine_from
+from crosstie.port.doctor.relations import chip_stacks, relation_findings
+from crosstie.port.preflight.engine import EngineRelease, engine_from
 
 CATALOG = Catalog([])
 
@@ -83,9 +81,13 @@ def test_engines_are_those_that_are_installed() -> None:
     assert installed(healthy("AMD", packages={"vllm": "mine"})) == []
 
 
+def about_variables(machine: Machine, engines: list[EngineRelease]) -> list[Finding]:
+    return [one for one in relation_findings(machine, CATALOG, engines) if one.check == "variable"]
+
+
 def test_a_variable_that_the_engine_reads_no_more_is_found() -> None:
     def told(release: str, **set_here: str) -> list[Finding]:
-        return variable_findings(healthy("NVIDIA", environment=set_here), [engine_from(f"vllm=={release}")])
+        return about_variables(healthy("NVIDIA", environment=set_here), [engine_from(f"vllm=={release}")])
 
     (gone,) = told("0.32.0", VLLM_ATTENTION_BACKEND="FLASHINFER", VLLM_USE_DEEP_GEMM="1", NCCL_DEBUG="INFO")
     assert gone.severity == "setting"
@@ -103,7 +105,7 @@ def test_nothing_is_said_of_models_that_nobody_asked_for() -> None:
         for environment in ({}, {"VLLM_ROCM_USE_AITER": "1", "SGLANG_USE_AITER": "1"}):
             machine = healthy(vendor, environment=environment)
             engines = [engine_from("vllm"), engine_from("sglang")]
-            assert variable_findings(machine, engines) == []
+            assert about_variables(machine, engines) == []
 
 
 MI355X = {"gpu_accelerator": "mi355x", "gpu_isa": "gfx950", "gpu_pci": "1002:75a3"}

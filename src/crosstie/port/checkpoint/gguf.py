@@ -9,11 +9,13 @@ import math
 import re
 import struct
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
+from crosstie.catalog.reading import read_table, read_toml
 from crosstie.core.errors import BadData
 from crosstie.port.checkpoint.headers import Header, TensorInfo
 from crosstie.port.checkpoint.index import Checkpoint
@@ -21,23 +23,11 @@ from crosstie.port.checkpoint.index import Checkpoint
 # Types of values by number; 8 is a string and 9 a list.
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _LIST = 8, 9
-# Types of tensors by number (ggml.h at llama.cpp b10586).
-TYPES = {
-    0: "f32", 1: "f16", 2: "q4_0", 3: "q4_1", 6: "q5_0", 7: "q5_1", 8: "q8_0", 9: "q8_1", 10: "q2_k", 11: "q3_k",
-    12: "q4_k", 13: "q5_k", 14: "q6_k", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s",
-    20: "iq4_nl", 21: "iq3_s", 22: "iq2_s", 23: "iq4_xs", 24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64",
-    29: "iq1_m", 30: "bf16", 34: "tq1_0", 35: "tq2_0", 39: "mxfp4", 40: "nvfp4", 41: "q1_0", 42: "q2_0",
-}  # fmt: skip
-# Values and bytes of a block (gguf-py/gguf/constants.py at llama.cpp b21e4de7; q8_1 by ggml-common.h).
-_BLOCKS = {
-    "f32": (1, 4), "f16": (1, 2), "bf16": (1, 2), "f64": (1, 8), "i8": (1, 1), "i16": (1, 2), "i32": (1, 4),
-    "i64": (1, 8), "q4_0": (32, 18), "q4_1": (32, 20), "q5_0": (32, 22), "q5_1": (32, 24), "q8_0": (32, 34),
-    "q8_1": (32, 36), "q2_k": (256, 84), "q3_k": (256, 110), "q4_k": (256, 144), "q5_k": (256, 176),
-    "q6_k": (256, 210), "q8_k": (256, 292), "iq2_xxs": (256, 66), "iq2_xs": (256, 74), "iq3_xxs": (256, 98),
-    "iq1_s": (256, 50), "iq4_nl": (32, 18), "iq3_s": (256, 110), "iq2_s": (256, 82), "iq4_xs": (256, 136),
-    "iq1_m": (256, 56), "tq1_0": (256, 54), "tq2_0": (256, 66), "mxfp4": (32, 17), "nvfp4": (64, 36),
-    "q1_0": (128, 18), "q2_0": (64, 18),
-}  # fmt: skip
+# By name: number (ggml.h at llama.cpp b10586), values and bytes of a block (gguf-py/gguf/constants.py at llama.cpp
+# b21e4de7; q8_1 by ggml-common.h), and the precision of the catalog that takes as many bits or a few more: memory is
+# rather over- than underestimated. Where none is given, it is called as the type is.
+_TYPES_FILE = Path(__file__).parent / "data" / "gguf_types.csv"
+_NAMES_FILE = Path(__file__).parent / "data" / "gguf.toml"
 _ALIGNMENT = 32
 _MOST_ENTRIES = 10_000_000
 # Token lists are long and nothing here asks for them.
@@ -60,19 +50,47 @@ class Gguf(msgspec.Struct, frozen=True, kw_only=True):
                 weighed[kind] += math.prod(shape)
         return weighed.most_common(1)[0][0] if weighed else "unknown"
 
+    @property
+    def precision(self) -> str:
+        """How memory arithmetic is to take it."""
+        named = {one.name: one.precision for one in gguf_types().values()}
+        return named.get(self.main_type) or self.main_type
 
-# Names of llama.cpp and those that the model has elsewhere, for families whose tensors were compared one by one.
+
+class GgufType(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    # Of a block.
+    values: int
+    nbytes: int
+    precision: str
+
+
+@cache
+def gguf_types() -> dict[int, GgufType]:
+    return {
+        int(row["number"]): GgufType(
+            name=row["type"], values=int(row["values"]), nbytes=int(row["bytes"]), precision=row["precision"]
+        )
+        for _, row in read_table(_TYPES_FILE, ("type", "number", "values", "bytes", "precision"))
+    }
+
+
+class GgufNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What GGUF calls otherwise than Hugging Face: rows of data/gguf.toml."""
+
+    families: dict[str, str]
+    keys: dict[str, str]
+    inside: dict[str, str]
+    outside: dict[str, str]
+
+
+@cache
+def gguf_names() -> GgufNames:
+    return msgspec.convert(read_toml(_NAMES_FILE), GgufNames)
+
+
+# Families whose tensors were compared one by one.
 _CHECKED = ("llama", "qwen2", "qwen3")
-_USUAL = {
-    "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-}  # fmt: skip
-_OUTSIDE = {
-    "token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}  # fmt: skip
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Tables of the rotation, made again at load.
 _PASSED = re.compile(r"(?:blk\.\d+\.)?(?:rope_freqs|rope_factors_\w+|attn_rot_embd)\.weight")
@@ -85,13 +103,14 @@ def in_usual_names(gguf: Gguf) -> Checkpoint | None:
     uneven = any(isinstance(value, list) for key, value in gguf.metadata.items() if key.startswith(f"{architecture}."))
     if architecture not in _CHECKED or uneven or gguf.metadata.get(f"{architecture}.expert_count"):
         return None
+    names = gguf_names()
     tensors: dict[str, TensorInfo] = {}
     for name, (_, shape) in gguf.tensors.items():
         block = _BLOCK.fullmatch(name)
-        if block is not None and block[2] in _USUAL:
-            made = f"model.layers.{block[1]}.{_USUAL[block[2]]}.{block[3]}"
-        elif name in _OUTSIDE:
-            made = _OUTSIDE[name]
+        if block is not None and block[2] in names.inside:
+            made = f"model.layers.{block[1]}.{names.inside[block[2]]}.{block[3]}"
+        elif name in names.outside:
+            made = names.outside[name]
         elif _PASSED.fullmatch(name):
             continue
         else:
@@ -104,7 +123,7 @@ def in_usual_names(gguf: Gguf) -> Checkpoint | None:
 
 def gguf_name(usual: str) -> str:
     """As the file calls it; also of several modules, "model.layers.0.mlp.gate_proj and mlp.up_proj"."""
-    for own, made in (*_OUTSIDE.items(), *_USUAL.items()):
+    for own, made in (*gguf_names().outside.items(), *gguf_names().inside.items()):
         usual = re.sub(rf"{re.escape(made)}(?!\w)", own, usual)
     return usual.replace("model.layers.", "blk.")
 
@@ -178,7 +197,8 @@ def _read(reader: _Reader) -> Gguf:
             raise BadData(file, name, f"{dimensions} dimensions are a slip")
         shape = tuple(reader.number("<Q") for _ in range(dimensions))
         kind = reader.number("<I")
-        tensors[name] = (TYPES.get(kind, f"type {kind}"), shape)
+        known = gguf_types().get(kind)
+        tensors[name] = (known.name if known else f"type {kind}", shape)
         offsets[name] = reader.number("<Q")
     _check_places(reader, metadata.get("general.alignment", _ALIGNMENT), tensors, offsets)
     return Gguf(file=file, metadata=metadata, tensors=tensors, size=reader.size)
@@ -190,11 +210,12 @@ def _check_places(
     """Each tensor's bytes lie inside of the file, where the alignment says, and in no other's."""
     if not isinstance(alignment, int) or alignment < 1:
         raise BadData(reader.file, "general.alignment", f"{alignment!r} is no alignment")
+    blocks = {one.name: (one.values, one.nbytes) for one in gguf_types().values()}
     start = -(-reader.opened.tell() // alignment) * alignment
     free, before = 0, ""
     for name in sorted(offsets, key=lambda one: offsets[one]):
         kind, shape = tensors[name]
-        values, size = _BLOCKS.get(kind, (1, 0))
+        values, size = blocks.get(kind, (1, 0))
         if shape and shape[0] % values:
             raise BadData(reader.file, name, f"{kind} goes by {values} values, and its rows have {shape[0]:,}")
         offset, size = offsets[name], math.prod(shape) // values * size

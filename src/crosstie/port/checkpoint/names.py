@@ -1,93 +1,18 @@
 """What a tensor's name says: which layer of the language model it is in, and which parts of that layer it stores.
 
-The parts are those that `catalog` counts (`core.model.Tensor.name`). Families spell them apart, and some store several
-parts in one tensor. A spelling that is not here is not known; nothing is guessed from a likeness.
+Families spell the parts of a layer apart, and some store several in one tensor: data/modules.toml.
 """
 
 import re
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
-_ATTENTION = r"(?:self_attn|self_attention|attention|attn|attn\.attention|norm_attn_norm\.attn|mixer)\."
-_FORWARD = r"(?:(?:mlp|feed_forward|ffn|mixer)\.)?"
-_MIXTURE = r"(?:(?:mlp|feed_forward|ffn|mixer|block_sparse_moe|moe)\.)"
-_EXPERTS = rf"{_MIXTURE}experts\.(?:mlp\.)?"
-_SHARED = rf"{_MIXTURE}?shared_(?:experts?|mlp)\."
-_MAMBA = r"(?:mamba|mixer)\."
-# Parts -> modules inside a layer that store them, as in checkpoints of the Hugging Face hub. "/2": half of its rows.
-_MODULES: tuple[tuple[str, str], ...] = (
-    ("q", rf"{_ATTENTION}(?:q_proj|wq)"),
-    ("k", rf"{_ATTENTION}(?:k_proj|wk)"),
-    ("v", rf"{_ATTENTION}(?:v_proj|wv)"),
-    ("q k v", rf"{_ATTENTION}(?:qkv_proj|W_pack|query_key_value|c_attn|Wqkv|wqkv)"),
-    ("o", rf"(?:{_ATTENTION}(?:o_proj|out_proj|dense|c_proj|wo)|linear_attn\.out_proj)"),
-    ("gate", rf"{_ATTENTION}(?:g_proj|gate_proj)"),
-    # Latent attention, and the index of a sparse one.
-    ("q_a", rf"{_ATTENTION}(?:q_a_proj|wq_a)"),
-    ("q_b", rf"{_ATTENTION}(?:q_b_proj|wq_b)"),
-    ("kv_a", rf"{_ATTENTION}kv_a_proj_with_mqa"),
-    ("q_a kv_a", rf"{_ATTENTION}fused_qkv_a_proj_with_mqa"),
-    ("kv_b", rf"{_ATTENTION}kv_b_proj"),
-    ("index_q", rf"{_ATTENTION}indexer\.wq_b"),
-    ("index_k", rf"{_ATTENTION}indexer\.wk"),
-    ("index_weights", rf"{_ATTENTION}indexer\.weights_proj"),
-    # DeepSeek-V4's compressed attention.
-    ("kv", rf"{_ATTENTION}wkv"),
-    ("o_a", rf"{_ATTENTION}wo_a"),
-    ("o_b", rf"{_ATTENTION}wo_b"),
-    ("compressor_kv", rf"{_ATTENTION}compressor\.wkv"),
-    ("compressor_gate", rf"{_ATTENTION}compressor\.wgate"),
-    ("index_compressor_kv", rf"{_ATTENTION}indexer\.compressor\.wkv"),
-    ("index_compressor_gate", rf"{_ATTENTION}indexer\.compressor\.wgate"),
-    # Gated delta rules.
-    ("qkv z", r"linear_attn\.in_proj_qkvz"),
-    ("qkv", r"linear_attn\.in_proj_qkv"),
-    ("z", r"linear_attn\.in_proj_z"),
-    ("beta_alpha", r"linear_attn\.in_proj_ba"),
-    ("beta_alpha/2", r"linear_attn\.in_proj_[ab]"),
-    ("conv", r"linear_attn\.conv1d"),
-    # State-space models and short convolutions.
-    ("ssm_in", rf"{_MAMBA}in_proj"),
-    ("ssm_conv", rf"{_MAMBA}conv1d"),
-    ("ssm_x", rf"{_MAMBA}x_proj"),
-    ("ssm_dt", rf"{_MAMBA}dt_proj"),
-    ("ssm_decay", rf"{_MAMBA}A_log"),
-    ("ssm_out", rf"{_MAMBA}out_proj"),
-    ("conv_in", r"conv\.in_proj"),
-    ("conv", r"conv\.conv"),
-    ("conv_out", r"conv\.out_proj"),
-    # Feed-forward. "?": half of the rows where gate and up stand side by side, else all.
-    ("mlp_up/2", rf"{_FORWARD}(?:gate_proj|w1)"),
-    ("mlp_up?", rf"{_FORWARD}(?:up_proj|w3|fc1|c_fc|fc_in|dense_h_to_4h)"),
-    ("mlp_up", rf"{_FORWARD}gate_up_proj"),
-    ("mlp_down", rf"{_FORWARD}(?:down_proj|w2|fc2|fc_out|c_proj|dense_4h_to_h)"),
-    ("shared_up/2", rf"{_SHARED}(?:gate_proj|w1)"),
-    ("shared_up?", rf"{_SHARED}(?:up_proj|w3)"),
-    ("shared_up", rf"{_SHARED}(?:gate_up_proj|input_linear)"),
-    ("shared_down", rf"{_SHARED}(?:down_proj|w2|output_linear)"),
-    ("shared_gate", rf"{_MIXTURE}shared_expert_gate"),
-    # Granite-4 without experts: what is shared elsewhere is all there is.
-    ("mlp_up", r"shared_mlp\.input_linear"),
-    ("mlp_down", r"shared_mlp\.output_linear"),
-    ("experts_up/2", rf"{_EXPERTS}(?:gate_proj|w1)"),
-    ("experts_up?", rf"{_EXPERTS}(?:up_proj|w3|v1)"),
-    ("experts_up", rf"(?:{_EXPERTS}gate_up_proj|{_MIXTURE}input_linear)"),
-    ("experts_down", rf"(?:{_EXPERTS}(?:down_proj|w2)|{_MIXTURE}output_linear)"),
-    ("router", rf"{_MIXTURE}(?:gate|router)(?:\.layer|\.gate)?"),
-    ("latent_in", rf"{_MIXTURE}fc1_latent_proj"),
-    ("latent_out", rf"{_MIXTURE}fc2_latent_proj"),
-)  # fmt: skip
-_PATTERNS = tuple((tuple(parts.split()), re.compile(pattern)) for parts, pattern in _MODULES)
-# Usual names, for a part that is nowhere: what people would look for.
-_USUAL = {
-    "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
-    "mlp_up": "mlp.gate_proj and mlp.up_proj", "mlp_down": "mlp.down_proj", "router": "mlp.gate",
-    "experts_up": "mlp.experts.*.gate_proj and up_proj", "experts_down": "mlp.experts.*.down_proj",
-    "q_a": "self_attn.q_a_proj", "q_b": "self_attn.q_b_proj", "kv_a": "self_attn.kv_a_proj_with_mqa",
-    "kv_b": "self_attn.kv_b_proj", "ssm_in": "mixer.in_proj", "ssm_out": "mixer.out_proj",
-}  # fmt: skip
+from crosstie.catalog.reading import read_toml
+
+_FILE = Path(__file__).parent / "data" / "modules.toml"
 _LAYER = re.compile(r"(?P<prefix>(?:.*?\.)?)(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<rest>.+)", re.DOTALL)
 _EXPERT = re.compile(r"(?<=\bexperts\.)(\d+)\.")
 _EMBEDDING = re.compile(
@@ -172,22 +97,47 @@ def prefixes(names: Iterable[str]) -> dict[str, int]:
     return {prefix: len(numbers) for prefix, numbers in found.items()}
 
 
+class _Module(msgspec.Struct, frozen=True):
+    """A row of the file."""
+
+    parts: str
+    name: str
+
+    @property
+    def covers(self) -> Covers:
+        parts = tuple(part.rstrip("?").removesuffix("/2") for part in self.parts.split())
+        return Covers(parts=parts, half=self.parts.endswith("/2"), half_if_gated=self.parts.endswith("?"))
+
+
+class _Modules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fragments: dict[str, str]
+    usual: dict[str, str]
+    module: tuple[_Module, ...]
+
+
+@cache
+def _modules() -> _Modules:
+    return msgspec.convert(read_toml(_FILE), _Modules)
+
+
+@cache
+def _patterns() -> tuple[tuple[Covers, re.Pattern[str]], ...]:
+    def whole(pattern: str) -> str:
+        # Fragments may have others in them.
+        filled = re.sub(r"\{(\w+)\}", lambda one: _modules().fragments[one[1]], pattern)
+        return filled if filled == pattern else whole(filled)
+
+    return tuple((one.covers, re.compile(whole(one.name))) for one in _modules().module)
+
+
 @cache
 def covers(module: str) -> tuple[Covers, ...]:
     """All that the name may stand for: which of them it is, the layer decides that has such a part."""
-    return tuple(
-        Covers(
-            parts=tuple(part.rstrip("?").removesuffix("/2") for part in parts),
-            half=parts[-1].endswith("/2"),
-            half_if_gated=parts[-1].endswith("?"),
-        )
-        for parts, pattern in _PATTERNS
-        if pattern.fullmatch(module)
-    )
+    return tuple(one for one, pattern in _patterns() if pattern.fullmatch(module))
 
 
 def usual_name(part: str) -> str:
-    return _USUAL.get(part, part)
+    return _modules().usual.get(part, part)
 
 
 @cache

@@ -12,8 +12,7 @@ from crosstie.port.doctor.checks import check_findings
 from crosstie.port.doctor.host import machine_of
 from crosstie.port.doctor.machine import Machine
 from crosstie.port.doctor.record import capture, read_record
-from crosstie.port.doctor.relations import kinds, relation_findings
-from crosstie.port.doctor.variables import variable_findings
+from crosstie.port.doctor.relations import relation_findings
 from crosstie.port.preflight.engine import EngineRelease, engine_from
 
 _ENGINES = ("vllm", "sglang")
@@ -38,12 +37,8 @@ def read_machine(folder: str | Path | None = None, python: str | None = None) ->
 def diagnose(machine: Machine, *, engines: Sequence[str] = (), catalog: Catalog | None = None) -> Diagnosis:
     """`engines` as preflight takes them, vllm==0.27.1; the installed ones by default."""
     releases = [engine_from(said) for said in engines] or installed(machine)
-    findings = [
-        *check_findings(machine),
-        *relation_findings(machine, catalog or Catalog(), releases),
-        *variable_findings(machine, releases),
-    ]
-    names = list(kinds(machine)) or ["this machine"]
+    findings = [*check_findings(machine), *relation_findings(machine, catalog or Catalog(), releases)]
+    names = list(machine.kinds) or ["this machine"]
     verdicts = {name: verdict(finding for finding in findings if finding.target in ("", name)) for name in names}
     return Diagnosis(
         machine=machine, engines=tuple(map(str, releases)), verdicts=verdicts, findings=tuple(findings)

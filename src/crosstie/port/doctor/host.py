@@ -3,18 +3,20 @@
 import json
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
+from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
+from crosstie.catalog.reading import read_table
 from crosstie.core.errors import BadData
 from crosstie.port.doctor.amd import VENDOR as AMD, amd_gpus, amd_links, amdgpu_release, rocm_release
-from crosstie.port.doctor.identify import identified
 from crosstie.port.doctor.machine import Gpu, Link, Machine, Nic, PythonFacts, whole
 from crosstie.port.doctor.nvidia import VENDOR as NVIDIA, nvidia_gpus, nvidia_links, nvidia_releases
 from crosstie.port.doctor.record import FACTS
 
+DEVICES = Path(__file__).parent / "data" / "devices.csv"
 _PCI = "files/sys/bus/pci/devices/"
 _VENDORS = {f"0x{AMD}": "AMD", f"0x{NVIDIA}": "NVIDIA"}
 # What cgroups of the first version write for no limit.
@@ -196,3 +198,25 @@ def _cpu_limit(record: Mapping[str, str]) -> float | None:
     said.append([_file(record, f"sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period")])
     quotas = [[whole(text) or 0 for text in pair] for pair in said]
     return min((pair[0] / pair[1] for pair in quotas if len(pair) == 2 and min(pair) > 0), default=None)
+
+
+# Which accelerator of the catalog a device is, by its PCI id: tools spell names in many ways, ids in one
+
+
+@cache
+def known_devices() -> tuple[dict[str, str], ...]:
+    return tuple(row for _, row in read_table(DEVICES, ("pci", "revision", "compute_units", "accelerator", "source")))
+
+
+def identified(gpu: Gpu) -> Gpu:
+    found = [row for row in known_devices() if row["pci"] == gpu.pci and _is(gpu, row)]
+    return msgspec.structs.replace(gpu, accelerator=found[0]["accelerator"]) if len(found) == 1 else gpu
+
+
+def _is(gpu: Gpu, row: dict[str, str]) -> bool:
+    """Cards of one chip differ by revision, which rocminfo does not print, and by compute units, which it does."""
+    if not row["revision"]:
+        return True
+    if gpu.compute_units is not None:
+        return str(gpu.compute_units) == row["compute_units"]
+    return gpu.revision == row["revision"]

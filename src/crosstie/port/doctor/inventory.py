@@ -7,7 +7,6 @@ from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput
 from crosstie.core.fact import Fact
 from crosstie.port.doctor.machine import Machine
-from crosstie.port.doctor.relations import kinds
 
 
 class Stock(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,11 +19,11 @@ def stock(machine: Machine, catalog: Catalog) -> list[Stock]:
     stocks = [
         Stock(accelerator=_as_here(catalog.accelerator(name), gpus[0].memory_bytes, len(gpus), machine.taken),
               count=len(gpus))
-        for name, gpus in kinds(machine).items()
+        for name, gpus in machine.kinds.items()
         if gpus[0].accelerator
     ]  # fmt: skip
     if not stocks:
-        seen = ", ".join(f"{gpus[0].name or label} ({gpus[0].pci})" for label, gpus in kinds(machine).items())
+        seen = ", ".join(f"{gpus[0].name or label} ({gpus[0].pci})" for label, gpus in machine.kinds.items())
         told = f"none of its GPUs is in the catalog: {seen}" if seen else "no GPU is seen"
         raise BadInput(f"this machine: {told}; `crosstie doctor` tells more")
     return stocks

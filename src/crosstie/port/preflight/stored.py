@@ -20,50 +20,14 @@ from crosstie.catalog.reading import read_toml
 from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model, Precision
 from crosstie.port.checkpoint.formats import Scheme, method_of, quantisation_config, read_scheme
-from crosstie.port.checkpoint.gguf import Gguf, read_gguf
+from crosstie.port.checkpoint.gguf import Gguf, gguf_names, read_gguf
 from crosstie.port.checkpoint.hub import Repository, read_repository, repository
 from crosstie.port.checkpoint.index import Checkpoint, open_checkpoint
 from crosstie.port.checkpoint.roles import ModelPart
 from crosstie.port.preflight.operations import Layout, ModelOperation, Weights, compute_type, stored_facts
 
-# GGUF's architecture -> model_type of Hugging Face, where the catalog's readers tell families apart by it.
-_FAMILIES = {
-    "llama": "llama", "qwen2": "qwen2", "qwen2moe": "qwen2_moe", "qwen3": "qwen3", "qwen3moe": "qwen3_moe",
-    "gpt-oss": "gpt_oss", "deepseek2": "deepseek_v3", "gemma2": "gemma2", "gemma3": "gemma3_text",
-    "mistral3": "mistral", "llama4": "llama4_text", "glm4moe": "glm4_moe", "minimax-m2": "minimax_m2",
-}  # fmt: skip
-_KEYS = {
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "context_length": "max_position_embeddings",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
-    "attention.kv_lora_rank": "kv_lora_rank",
-    "attention.q_lora_rank": "q_lora_rank",
-    "attention.indexer.top_k": "index_topk",
-    "attention.indexer.head_count": "index_n_heads",
-    "attention.indexer.key_length": "index_head_dim",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_shared_count": "n_shared_experts",
-    "attn_logit_softcapping": "attn_logit_softcapping",
-}
-
 # Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
 _SCHEMES = {"fp8": "fp8-tensor", "nf4": "bnb4", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
-# GGUF types -> a precision that takes as many bits or a few more: memory is rather over- than underestimated.
-_GGUF_PRECISIONS = {
-    **dict.fromkeys(("q2_k", "q3_k", "q4_k", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s",
-                     "iq4_xs", "iq4_nl", "tq1_0", "tq2_0", "q1_0", "q2_0", "mxfp4", "nvfp4"), "q4_k_m"),
-    **dict.fromkeys(("q4_0", "q4_1", "q5_k"), "q5_k_m"),
-    **dict.fromkeys(("q5_0", "q5_1", "q6_k"), "q6_k"),
-    **dict.fromkeys(("q8_0", "q8_1", "q8_k"), "q8_0"),
-    "f16": "fp16",
-}  # fmt: skip
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 _PARTS: tuple[ModelPart, ...] = ("linear", "moe")
 _SINKS = re.compile(r"\.(attention_)?sinks?(\.weight|_bias)?$")
@@ -74,10 +38,10 @@ def config_of(gguf: Gguf) -> dict[str, Any]:
     architecture = str(gguf.metadata.get("general.architecture", ""))
     found: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": _FAMILIES.get(architecture, architecture),
+        "model_type": gguf_names().families.get(architecture, architecture),
         "torch_dtype": "bfloat16",
     }
-    for key, name in _KEYS.items():
+    for key, name in gguf_names().keys.items():
         value = gguf.metadata.get(f"{architecture}.{key}")
         if value is not None and not isinstance(value, list):
             found[name] = value
@@ -332,7 +296,7 @@ def _from_gguf(asked: str, file: Path, *parts: Path) -> Stored:
     stored = (Weights(scheme=gguf.main_type, method="gguf"),)
     return Stored(
         asked=asked, name=file.stem, config=Config(config_of(gguf), file), method="gguf", linear=stored,
-        experts=stored, gguf=gguf, precision=_GGUF_PRECISIONS.get(gguf.main_type, gguf.main_type),
+        experts=stored, gguf=gguf, precision=gguf.precision,
     )  # fmt: skip
 
 

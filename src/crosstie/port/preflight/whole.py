@@ -35,6 +35,7 @@ from crosstie.port.checkpoint.names import (
     usual_name,
 )
 from crosstie.port.checkpoint.roles import Problem, Weight, module_of
+from crosstie.port.preflight.phrases import told
 from crosstie.port.preflight.stored import Stored
 
 # Findings of one kind are told once; of different kinds, so many.
@@ -58,7 +59,6 @@ _REMEDY = (
 )
 
 _CONVERT_AGAIN = "download it again, all parts of it; or convert it again from the original with llama.cpp's converter"
-_REQUANTISE = "quantise again, or put the quantization_config back that its quantiser wrote"
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,11 +91,10 @@ def _scale_findings(scheme: Scheme, checkpoint: Checkpoint) -> list[Finding]:
     for problem in scale_problems(scheme, checkpoint):
         alike[problem.reason.partition(" ")[0]].append(problem)
     return [
-        Finding(
-            check="tensors", severity="error", grounds="computed", evidence=first.reason, remedy=_REQUANTISE,
-            where=Location(file=str(checkpoint.folder / first.file), name=first.key),
-            what=f"scales are not as config.json says: {first.key}: {first.reason}"
-            + (f"; {len(problems) - 1:,} more like it" if len(problems) > 1 else ""),
+        told(
+            "scales-unlike-config", Location(file=str(checkpoint.folder / first.file), name=first.key),
+            tensor=first.key, reason=first.reason,
+            more=f"; {len(problems) - 1:,} more like it" if len(problems) > 1 else "",
         )
         for problems in alike.values()
         for first in problems[:1]
@@ -109,14 +108,10 @@ def _tensor_findings(stored: Stored, differences: list[Difference]) -> list[Find
     if not is_counted(stored.family) or not _is_known_packing(stored):
         first = differences[0]
         return [
-            Finding(
-                check="tensors", severity="unknown", grounds="computed",
-                where=Location(file=str(first.file or stored.config.file), name=first.tensor),
-                what="not checked: whether every tensor is there, in its shape; the tensors of "
-                f"'{stored.family or 'a config without model_type'}' ({stored.method}) are not known well enough",
-                evidence=f"{len(differences):,} differ from what a reader of such configs expects, first "
-                f"{first.tensor}: expected {first.expected}, found {first.found}",
-                remedy="load it once on any machine (transformers on a CPU will do) and compare an answer",
+            told(
+                "tensors-not-checked", Location(file=str(first.file or stored.config.file), name=first.tensor),
+                family=stored.family or "a config without model_type", method=stored.method,
+                count=f"{len(differences):,}", tensor=first.tensor, expected=first.expected, found=first.found,
             )
         ]  # fmt: skip
     return [_finding(stored, group) for group in list(alike.values())[:_MOST]]
@@ -147,11 +142,9 @@ def _finding(stored: Stored, alike: list[Difference]) -> Finding:
     name, there, says, kind = first.tensor, first.found, "config.json", "safetensors"
     if stored.gguf is not None:
         name, there, says, kind = gguf_name(name), gguf_name(there), "its metadata", "GGUF"
-    return Finding(
-        check="tensors", severity="error", grounds="computed",
-        where=Location(file=str(first.file or stored.config.file), name=name),
-        what=f"{name} is not as {says} says: expected {first.expected}, found {there}{more}",
-        evidence=f"{first.kind}: what follows from {says} against the headers of the {kind} files",
+    return told(
+        "tensors", Location(file=str(first.file or stored.config.file), name=name), tensor=name, says=says,
+        expected=first.expected, found=there, more=more, kind=first.kind, files=kind,
         remedy=_REMEDY if stored.gguf is None else _CONVERT_AGAIN,
     )  # fmt: skip
 

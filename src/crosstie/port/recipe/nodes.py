@@ -17,7 +17,7 @@ from crosstie.catalog.kube import ACCELERATOR
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import read_table
 from crosstie.core.errors import BadData, BadInput, CrosstieError
-from crosstie.port.doctor.identify import known_devices
+from crosstie.port.doctor.host import known_devices
 from crosstie.port.recipe.recipe import Recipe
 
 # As the device plug-ins of both vendors name their GPUs.

@@ -5,16 +5,16 @@ source.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reading import only_keys, read_record, read_toml, table
+from crosstie.catalog.reading import read_record, read_toml
 from crosstie_port.capture.hazards import Kind, Reason
 from crosstie_port.kernels.targets import MAX_THREADS, KernelTarget, target
 
@@ -27,6 +27,9 @@ class SourcedRow(msgspec.Struct, frozen=True, kw_only=True):
     # Beginnings of names of instruction sets.
     isas: tuple[str, ...]
     source: str
+
+
+Row = TypeVar("Row", bound=SourcedRow)
 
 
 class Properties(SourcedRow, frozen=True, kw_only=True):
@@ -100,24 +103,27 @@ def part(name: str = DEFAULT) -> GpuPart:
     """By the name of an accelerator of the catalog, or of an instruction set."""
     chosen = target(Catalog(), name)
     data = stand_ins()
-    own = {key: [row for row in rows if chosen.isa.startswith(row.isas)] for key, rows in data.rows.items()}
     rules: dict[str, list[Rule]] = {}
-    for rule in own["rules"]:
+    for rule in _of(chosen.isa, data.refusals):
         for operation in rule.operations:
             rules.setdefault(operation, []).append(rule)
     amd = chosen.backend == "hip"
     return GpuPart(
         name=chosen.product,
         isa=chosen.isa,
-        properties=_properties(chosen, own["properties"]),
+        properties=_properties(chosen, _of(chosen.isa, data.properties)),
         versions={"hip": data.versions["hip"] if amd else None, "cuda": None if amd else data.versions["cuda"]},
         rules=rules,
-        attention=tuple(own["attention"]),
-        limits=tuple(own["limits"]),
+        attention=_of(chosen.isa, data.attention),
+        limits=_of(chosen.isa, data.limits),
     )
 
 
-def _properties(of: KernelTarget, rows: list[Properties]) -> SimpleNamespace:
+def _of(isa: str, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    return tuple(row for row in rows if isa.startswith(row.isas))
+
+
+def _properties(of: KernelTarget, rows: Sequence[Properties]) -> SimpleNamespace:
     digits = of.isa.removeprefix("gfx").removeprefix("sm_")
     # gfx942 is 9.4, step 2; gfx1100 is 11.0, step 0; sm_100 is 10.0.
     numbers = digits[:-1] if of.backend == "hip" else digits
@@ -152,25 +158,12 @@ def _properties(of: KernelTarget, rows: list[Properties]) -> SimpleNamespace:
 
 class StandIns(msgspec.Struct, frozen=True):
     versions: dict[str, str]
-    # By table of the file.
-    rows: dict[str, list[Any]]
-
-
-_TABLES: dict[str, type[SourcedRow]] = {
-    "properties": Properties,
-    "rules": Rule,
-    "attention": AttentionLimit,
-    "limits": CaptureLimit,
-}
+    properties: tuple[Properties, ...] = ()
+    refusals: tuple[Rule, ...] = ()
+    attention: tuple[AttentionLimit, ...] = ()
+    limits: tuple[CaptureLimit, ...] = ()
 
 
 @cache
 def stand_ins(file: Path = _FILE) -> StandIns:
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"versions", *_TABLES})
-    versions = table(file, "versions", raw.get("versions"))
-    rows = {
-        name: [read_record(file, f"{name}[{at}]", row, kind) for at, row in enumerate(raw.get(name, []))]
-        for name, kind in _TABLES.items()
-    }
-    return StandIns(versions=versions, rows=rows)
+    return read_record(file, "", read_toml(file), StandIns)

@@ -17,28 +17,7 @@ from crosstie_port.capture.hazards import Reason
 from crosstie_port.capture.parts import Rule
 from crosstie_port.capture.tape import arguments_of
 
-_ALWAYS: dict[str, Reason] = {
-    name: reason
-    for reason, names in (
-        (
-            hazards.READ,
-            "_local_scalar_dense item allclose _nested_tensor_from_mask_left_aligned quantize_per_tensor_dynamic",
-        ),
-        (hazards.KERNEL_READ, "_ctc_loss"),
-        (hazards.NONZERO, "nonzero masked_select"),
-        (hazards.UNIQUE, "_unique _unique2 unique_dim unique_consecutive unique_dim_consecutive"),
-        (hazards.COUNTS, "bincount"),
-        (hazards.LINALG, "_linalg_check_errors _linalg_eigh _linalg_svd linalg_pinv cholesky cholesky_inverse"),
-        (
-            hazards.SOLVER,
-            "linalg_eig _linalg_eigvals linalg_eigvals linalg_lstsq linalg_matrix_exp linalg_ldl_factor_ex",
-        ),
-        (hazards.SPARSE, "_to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc _coalesce"),
-        (hazards.TO_DEVICE, "_nested_tensor_from_tensor_list"),
-        (hazards.TO_HOST, "_nested_tensor_from_mask"),
-    )
-    for name in names.split()
-}
+_ALWAYS = {name: reason for reason in hazards.REASONS.values() for name in reason.always}
 # Host tensors of any size may stand beside device tensors in these.
 _MIXING = {
     "aten::copy_", "aten::_to_copy", "aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_",

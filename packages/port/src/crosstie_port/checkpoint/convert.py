@@ -1,13 +1,11 @@
-"""A checkpoint in the other FP8 dialect or under other scales: shards in parallel, all compared, a rerun goes on."""
+"""A checkpoint in the other FP8 dialect or under other scales: shard by shard, all compared, a rerun goes on."""
 
 import errno
 import os
 import shutil
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice, zip_longest
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,25 +16,21 @@ from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.index import open_checkpoint
-from crosstie_port.checkpoint.conversion import Conversion, plan_conversion
-from crosstie_port.checkpoint.converters import StretchConverter, converters
+from crosstie_port.checkpoint.conversion import FORMAT, Conversion, check_repackaged, plan_conversion, plan_repackaging
 from crosstie_port.checkpoint.matrix import RoundingLoss
 from crosstie_port.checkpoint.output import OutputFolder, flush
-from crosstie_port.checkpoint.repackage import FORMAT, check_repackaged, plan_repackaging
 from crosstie_port.checkpoint.requantisation import (
     Granularity,
     Requantisation,
     check_requantised,
+    make_shard,
     plan_requantisation,
 )
-from crosstie_port.checkpoint.requantise import make_shard
-from crosstie_port.checkpoint.shard import ShardPlan, Stretch, windows
+from crosstie_port.checkpoint.shard import NewFile, ShardPlan, ShardTask, in_threads
 
 Target = Dialect | Literal["compressed-tensors"] | Granularity
-# How many windows a process takes at once: worth a message, few enough that one shard keeps all processes busy.
-_STRETCH = 64
 # With less to do, another process takes longer to start than it saves.
-_WORTH_A_PROCESS = 1 << 31
+_WORTH_PROCESSES = 1 << 31
 _MOST_JOBS = 8
 # Left free beside the shards, for everything else that is copied.
 _SPARE_BYTES = 1 << 26
@@ -85,51 +79,6 @@ class ConversionReport(msgspec.Struct, frozen=True, kw_only=True):
     rescaled: list[str]
     kept: dict[str, str]
     converted: Converted | None
-
-
-class _Job:
-    """A shard on its way: to be made, or only to be compared with what an earlier run has made."""
-
-    def __init__(self, shard: ShardPlan, file: Path, to: Dialect, *, flush: bool = False, only_compared: bool = False):
-        self.shard, self.file, self.to, self.flush, self.only_compared = shard, file, to, flush, only_compared
-        self.codes, self.costs = Codes(), dict[str, RoundingLoss]()
-        self._lock = threading.Lock()
-        self._begun = only_compared
-        # Stretches that are handed out and not done, and whether others follow.
-        self._open, self._more = 0, True
-
-    def stretches(self) -> Iterator[Stretch]:
-        """Cut when they are asked for: all windows of a large model would take a gigabyte."""
-        cut = windows(self.shard.steps)
-        # A shard without bytes still has a file.
-        now = list(islice(cut, _STRETCH))
-        while self._more:
-            then = list(islice(cut, _STRETCH))
-            with self._lock:
-                self._open, self._more = self._open + 1, bool(then)
-            yield Stretch(
-                to=self.to, source=str(self.shard.source), target=str(self.file), shift=self.shard.shift, windows=now,
-                flush=self.flush, only_compared=self.only_compared,
-            )  # fmt: skip
-            now = then
-
-    def begin(self) -> None:
-        """With its first stretch: a new file with the header. One that is there is put aside, never written into."""
-        with self._lock:
-            if self._begun:
-                return
-            self.file.unlink(missing_ok=True)
-            with open(os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as draft:
-                draft.write(self.shard.head)
-                draft.truncate(self.shard.size)
-            self._begun = True
-
-    def add(self, codes: Codes) -> bool:
-        """Whether that was the last stretch."""
-        with self._lock:
-            self.codes += codes
-            self._open -= 1
-            return not self._open and not self._more
 
 
 def convert(
@@ -212,7 +161,7 @@ def _convert(
     if output.was_complete:
         costs = _compare_again(conversion, output, jobs, progress)
     else:
-        codes, todo = Codes(), list[_Job]()
+        codes, todo = Codes(), list[ShardPlan]()
         for shard in conversion.shards:
             found = output.finished(shard)
             if found is not None:
@@ -221,12 +170,26 @@ def _convert(
                 progress.add(shard.data_bytes)
             else:
                 output.make_room(shard)
-                todo.append(_Job(shard, output.part(shard), conversion.to, flush=sync))
+                todo.append(shard)
         resumed -= len(todo)
-        to_write = sum(job.shard.size for job in todo)
+        to_write = sum(shard.size for shard in todo)
         _check_room(output.folder, to_write)
-        codes += _run(conversion, output, todo, jobs, progress)
-        costs |= _costs(todo)
+
+        def make(shard: ShardPlan, apart: bool) -> _Made:
+            file = output.part(shard)
+            _begin(shard, file)
+            made = _fill(conversion, shard, file, jobs, progress, apart=apart, flushes=sync)
+            if not shard.unchanged():
+                raise BadData(shard.source, "", "was changed while it was converted")
+            _compare_header(conversion, shard, file)
+            if sync:
+                flush(file)
+            output.seal(shard, *made)
+            return made
+
+        for counted, cost in _together(conversion, todo, jobs, make):
+            codes += counted
+            costs |= cost
         left_out = output.complete()
     return Converted(
         shards=len(conversion.shards), resumed=resumed, nbytes=conversion.nbytes, written_bytes=to_write, codes=codes,
@@ -234,101 +197,60 @@ def _convert(
     )  # fmt: skip
 
 
-def _costs(done: Sequence[_Job]) -> dict[str, RoundingLoss]:
-    return {name: cost for job in done for name, cost in job.costs.items()}
+_Made = tuple[Codes, dict[str, RoundingLoss]]
+
+
+def _together(conversion: Conversion, todo: Sequence[ShardPlan], jobs: int, make: Callable[..., _Made]) -> list[_Made]:
+    """Shards side by side where there is enough to do: one here, the others each in a process of its own. A
+    requantisation spreads each shard over threads."""
+    one_by_one = isinstance(conversion, Requantisation) or sum(shard.size for shard in todo) < _WORTH_PROCESSES
+    workers = [partial(make, apart=number > 0) for number in range(1 if one_by_one else min(jobs, len(todo)))]
+    return in_threads(workers, todo) if todo else []
+
+
+def _begin(shard: ShardPlan, file: Path) -> None:
+    """A new file with the header. One that is there is put aside, never written into."""
+    file.unlink(missing_ok=True)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as draft:
+        draft.write(shard.head)
+        draft.truncate(shard.size)
+
+
+def _fill(
+    conversion: Conversion, shard: ShardPlan, file: Path, jobs: int, progress: Progress, *, apart: bool,
+    flushes: bool = False, only_compared: bool = False,
+) -> _Made:  # fmt: skip
+    if isinstance(conversion, Requantisation):
+        with NewFile(file, only_compared=only_compared, flushes=flushes) as target:
+            return make_shard(conversion, shard, target, jobs, progress.add)
+    task = ShardTask(shard=shard, to=conversion.to, file=file, only_compared=only_compared, flushes=flushes)
+    return (task.run_apart if apart else task.run)(progress.add), {}
 
 
 def _compare_again(
     conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress
 ) -> dict[str, RoundingLoss]:
     """A source with other numbers in it has the same headers."""
-    todo = [_Job(shard, output.final(shard), conversion.to, only_compared=True) for shard in conversion.shards]
+
+    def compare(shard: ShardPlan, apart: bool) -> _Made:
+        return _fill(conversion, shard, output.final(shard), jobs, progress, apart=apart, only_compared=True)
+
     try:
-        _run(conversion, output, todo, jobs, progress)
+        made = _together(conversion, conversion.shards, jobs, compare)
     except BadData as error:
         raise BadInput(
             f"{output.folder}: holds a conversion, but not of this model as it is now ({error}); "
             "delete it to start again"
         ) from None
-    return _costs(todo)
+    return {name: cost for _, costs in made for name, cost in costs.items()}
 
 
-def _run(conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], jobs: int, progress: Progress) -> Codes:
-    """All stretches of all shards, each process taking the next one; finished shards are sealed beside that."""
-    if isinstance(conversion, Requantisation):
-        return _remake(conversion, output, todo, jobs, progress)
-    queue = _in_turn(todo, jobs)
-    taking, stop = threading.Lock(), threading.Event()
-    sealed: list[Future[None]] = []
-
-    def work(converter: StretchConverter, sealing: ThreadPoolExecutor) -> None:
-        try:
-            while not stop.is_set():
-                with taking:
-                    job, stretch = next(queue, (None, None))
-                if job is None or stretch is None:
-                    return
-                job.begin()
-                last = job.add(converter.pass_stretch(stretch))
-                progress.add(stretch.nbytes)
-                if last and not job.only_compared:
-                    sealed.append(sealing.submit(_finish, conversion, job, output))
-        except BaseException:
-            # The others need not go on with what will not be used.
-            stop.set()
-            raise
-
-    nbytes = sum(job.shard.size for job in todo)
-    number = min(jobs, 1 + nbytes // _WORTH_A_PROCESS)
-    with converters(conversion.to, number) as all_converters, ThreadPoolExecutor(1) as sealing:
-        with ThreadPoolExecutor(len(all_converters)) as pool:
-            try:
-                for future in [pool.submit(work, all_converter, sealing) for all_converter in all_converters]:
-                    future.result()
-            finally:
-                # An interrupt reaches this thread alone.
-                stop.set()
-        for future in sealed:
-            future.result()
-    return sum((job.codes for job in todo), Codes())
-
-
-def _remake(
-    conversion: Requantisation, output: OutputFolder, todo: Sequence[_Job], jobs: int, progress: Progress
-) -> Codes:
-    for job in todo:
-        job.begin()
-        job.codes, job.costs = make_shard(
-            conversion, job.shard, job.file, jobs=jobs, only_compared=job.only_compared, done=progress.add
-        )
-        if not job.only_compared:
-            _finish(conversion, job, output)
-    return sum((job.codes for job in todo), Codes())
-
-
-def _finish(conversion: Conversion, job: _Job, output: OutputFolder) -> None:
-    if not job.shard.unchanged():
-        raise BadData(job.shard.source, "", "was changed while it was converted")
-    _compare_header(conversion, job)
-    if job.flush:
-        flush(job.file)
-    output.seal(job.shard, job.codes, job.costs)
-
-
-def _in_turn(todo: Sequence[_Job], jobs: int) -> Iterator[tuple[_Job, Stretch]]:
-    """So many shards at a time as there are processes, by turns: on one file they would wait for one another."""
-    for at in range(0, len(todo), jobs):
-        together = todo[at : at + jobs]
-        for row in zip_longest(*(job.stretches() for job in together)):
-            yield from ((job, stretch) for job, stretch in zip(together, row, strict=True) if stretch is not None)
-
-
-def _compare_header(conversion: Conversion, job: _Job) -> None:
+def _compare_header(conversion: Conversion, shard: ShardPlan, file: Path) -> None:
     """The new file as whoever loads it will see it: its size and layout, names, types and shapes."""
-    made = read_header(job.file).tensors
-    for name, (dtype, shape) in conversion.layout(job.shard).items():
+    made = read_header(file).tensors
+    for name, (dtype, shape) in conversion.layout(shard).items():
         if name not in made or (made[name].dtype, made[name].shape) != (dtype, shape):
-            raise BadData(job.file, name, f"is not there as {dtype} of shape {list(shape)}")
+            raise BadData(file, name, f"is not there as {dtype} of shape {list(shape)}")
 
 
 def _check_room(folder: Path, needed: int) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,7 +59,7 @@ class OutputFolder:
     def __init__(self, folder: Path, conversion: Conversion, *, flush: bool):
         self.folder, self._conversion, self._flush = folder, conversion, flush
         self._journal = Journal(conversion=_fingerprint(conversion), finished={})
-        self._made = False
+        self._made, self._sealing = False, threading.Lock()
         # Whether an earlier run has done all of it, as far as headers and configs show.
         self.was_complete = False
 
@@ -110,10 +111,10 @@ class OutputFolder:
         file = self.final(shard)
         os.replace(self.part(shard), file)
         boot = "" if self._flush else _boot()
-        self._journal.finished[shard.name] = Finished(
-            identity=identity_of(file), codes=codes, costs=dict(costs or {}), boot=boot
-        )
-        self._write(JOURNAL, msgspec.json.encode(self._journal))
+        finished = Finished(identity=identity_of(file), codes=codes, costs=dict(costs or {}), boot=boot)
+        with self._sealing:
+            self._journal.finished[shard.name] = finished
+            self._write(JOURNAL, msgspec.json.encode(self._journal))
 
     def complete(self) -> list[str]:
         """All that is not weights, the index and the configs last; what was left out is returned."""

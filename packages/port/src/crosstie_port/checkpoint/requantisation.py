@@ -7,22 +7,31 @@ all three.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
+import numpy as np
 
 from crosstie.catalog.reading import read_json
 from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint.formats import MARK, MODELOPT_FILE, Scheme, read_scheme, scale_problems
-from crosstie.port.checkpoint.fp8 import DTYPES, Dialect
+from crosstie.port.checkpoint.fp8 import DTYPES, Bytes, Codes, Dialect
 from crosstie.port.checkpoint.headers import DTYPE_BITS, Header, TensorInfo, encode_header
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.roles import FLOATS, QUANTISED, Weight
-from crosstie_port.checkpoint.conversion import Conversion, understood
-from crosstie_port.checkpoint.matrix import Matrix
-from crosstie_port.checkpoint.repackage import BY_TENSOR, CONFIG, FORMAT, FP8_NUMBERS, described, with_quantisation
-from crosstie_port.checkpoint.shard import ShardPlan, identity_of
+from crosstie_port.checkpoint.conversion import (
+    BY_TENSOR,
+    CONFIG,
+    FORMAT,
+    FP8_NUMBERS,
+    Conversion,
+    described,
+    understood,
+    with_quantisation,
+)
+from crosstie_port.checkpoint.matrix import Matrix, Opened, ReadRows, RoundingLoss
+from crosstie_port.checkpoint.shard import NewFile, OpenFile, ShardPlan, identity_of, in_threads
 
 Granularity = Literal["fp8-tensor", "fp8-channel", "fp8-block"]
 
@@ -263,3 +272,70 @@ def _compressed(scheme: Scheme, to: Granularity, static: bool) -> dict[str, Any]
     inputs = BY_TENSOR if static else (_BY_GROUP if to == "fp8-block" else _BY_TOKEN)
     made = described(scheme, _WEIGHTS[to], inputs)
     return {**made, MARK: scheme.quantisation[MARK]} if MARK in scheme.quantisation else made
+
+
+# Carried out: each tensor of each shard made, read back, dequantised and compared
+
+
+def make_shard(
+    plan: Requantisation, shard: ShardPlan, target: NewFile, jobs: int, done: Callable[[int], None]
+) -> tuple[Codes, dict[str, RoundingLoss]]:
+    """Fills a file that has its header and its length, or compares one that is full: counts, and what it cost."""
+    starts: dict[str, int] = {}
+    at = len(shard.head)
+    for made in plan.tensors[shard.name]:
+        starts[made.name] = at
+        at += made.nbytes
+
+    def work(made: NewTensor) -> tuple[str, RoundingLoss] | None:
+        source = plan.checkpoint[made.source]
+        if made.kind == "copy":
+            _copy(plan.checkpoint, made, target, starts[made.name])
+            done(source.nbytes)
+            return None
+        matrix = plan.matrices[made.source]
+        scales = next(m for m in plan.tensors[shard.name] if m.kind == "scales" and m.source == made.source)
+        cost = _remake(plan.checkpoint, matrix, target, starts[made.name], starts[scales.name])
+        if cost.changed and not plan.inexact:
+            raise BadData(source.file, made.source, _refusal(plan, cost))
+        done(source.nbytes + plan.checkpoint[matrix.scale].nbytes)
+        return made.source, cost
+
+    found = in_threads([work] * jobs, [made for made in plan.tensors[shard.name] if made.kind != "scales"])
+    done(sum(plan.checkpoint[name].nbytes for name in plan.kept if plan.checkpoint[name].file == shard.source))
+    costs: dict[str, RoundingLoss] = dict(one for one in found if one is not None)
+    total = sum(cost.values for cost in costs.values())
+    return Codes(total=total), {name: cost for name, cost in costs.items() if cost.changed}
+
+
+def _refusal(plan: Requantisation, cost: RoundingLoss) -> str:
+    return (
+        f"not exact as {plan.granularity}: {cost.changed:,} of {cost.values:,} values change, at most by "
+        f"{cost.max_relative:.2g} of their size, RMS {cost.rms_relative:.2g}; --inexact allows it, and reports each"
+    )
+
+
+def _bytes(file: OpenFile, at: int, count: int) -> Bytes:
+    return file.get(at, np.empty(count, np.uint8))
+
+
+def _rows(file: OpenFile, at: int, width: int) -> ReadRows:
+    return lambda start, stop: _bytes(file, at + start * width, (stop - start) * width).reshape(-1, width)
+
+
+def _remake(checkpoint: Checkpoint, matrix: Matrix, target: NewFile, codes_at: int, scales_at: int) -> RoundingLoss:
+    info = checkpoint[matrix.name]
+    scales = np.frombuffer(checkpoint.read(matrix.scale), np.uint8)
+    with OpenFile(info.file) as source:
+        opened = Opened(matrix, _rows(source, info.offset, info.nbytes // matrix.rows), scales, info.file)
+        for start, slab in opened.slabs():
+            target.put(slab.reshape(-1), codes_at + start * matrix.columns, matrix.name)
+        new_scales = opened.new_scales.reshape(-1).view(np.uint8)
+        target.put(new_scales, scales_at, matrix.scale)
+        return opened.cost(_rows(target, codes_at, matrix.columns), _bytes(target, scales_at, new_scales.size))
+
+
+def _copy(checkpoint: Checkpoint, made: NewTensor, target: NewFile, at: int) -> None:
+    for piece in checkpoint.chunks(made.source):
+        target.put(np.frombuffer(piece, np.uint8), at, made.name)
+        at += len(piece)

@@ -1,22 +1,26 @@
 """One shard converted: windows of the source read, changed, written, read back and compared.
 
-A window is 256 KiB of the file, whatever tensors lie in it, so that small tensors cost no system call each.
-What was read back is compared with what was to be written, and its scales with the source's in float64. Why that is
-enough for all dequantised values to be the same is in docs/convert.md.
+A window is 256 KiB of the file, whatever tensors lie in it, so that small tensors cost no system call each. Scales are
+doubled and halved in float64 and refused where that is not exact, and what was read back is what was to be written.
+Why that is enough for all dequantised values to be the same is in docs/convert.md.
 """
 
-import mmap
 import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
 
-from crosstie.core.errors import BadData
+from crosstie.core.errors import BadData, BadInput
 from crosstie.port.checkpoint.fp8 import (
     OTHER,
     SCALE_FACTOR,
@@ -28,21 +32,19 @@ from crosstie.port.checkpoint.fp8 import (
     Recoder,
     rescale,
     same,
-    scale_values,
 )
 
 Change = Literal["none", "codes", "scale"]
-# The bytes of a file from one offset to another.
-Read = Callable[[int, int], Bytes]
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 # Two of them and a mask fit into a core's second-level cache, which is worth a third of the time.
 WINDOW_BYTES = 1 << 18
 # No scale is longer, so that a window never ends inside one.
 _LONGEST_SCALE = 8
-_SHORTER = "became shorter while it was read"
 
 
-class ByteRange(msgspec.Struct, frozen=True, array_like=True):
+class ByteRange(msgspec.Struct, frozen=True):
     """A run of the source's bytes that is treated in one way: a tensor, several that stay as they are, or a part."""
 
     change: Change
@@ -89,23 +91,134 @@ def identity_of(file: Path) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-class Stretch(msgspec.Struct, frozen=True, kw_only=True):
-    """Some windows of a shard, with all that is needed to convert them: work for one process."""
+class OpenFile:
+    """Bytes at their places, for several threads at once."""
 
+    def __init__(self, file: Path, flags: int = os.O_RDONLY):
+        self.file = file
+        self.descriptor = os.open(file, flags)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.descriptor)
+
+    def get(self, at: int, into: Bytes) -> Bytes:
+        view, done = into.data, 0
+        while done < into.size:
+            read = os.preadv(self.descriptor, [view[done:]], at + done)
+            if not read:
+                raise BadData(self.file, "", "became shorter while it was read")
+            done += read
+        return into
+
+
+class NewFile(OpenFile):
+    """What a conversion makes: written and read back, or with `only_compared`, there already and read."""
+
+    def __init__(self, file: Path, *, only_compared: bool, flushes: bool = False):
+        super().__init__(file, os.O_RDONLY if only_compared else os.O_RDWR | os.O_NOFOLLOW)
+        self._only_compared = only_compared
+        self._flushes = flushes and hasattr(os, "posix_fadvise")
+
+    def put(self, some: Bytes, at: int, name: str, back: Bytes | None = None) -> None:
+        """`back`: room for what is read back."""
+        if not self._only_compared:
+            view, done = some.data, 0
+            while done < some.size:
+                done += os.pwrite(self.descriptor, view[done:], at + done)
+        if not same(self.get(at, np.empty(some.size, np.uint8) if back is None else back), some):
+            raise BadData(self.file, name, "the bytes read back are not those that belong there")
+        if self._flushes:
+            # Linux starts to write what is to be forgotten, and does not wait for it.
+            os.posix_fadvise(self.descriptor, at, some.size, os.POSIX_FADV_DONTNEED)
+
+
+def in_threads(workers: Sequence[Callable[[Item], Made]], items: Iterable[Item]) -> list[Made]:
+    """What workers make of the items, each in a thread of its own and in no order; the first fault ends all of them."""
+    queue, taking, stop = iter(items), threading.Lock(), threading.Event()
+    made: list[Made] = []
+
+    def go_on(work: Callable[[Item], Made]) -> None:
+        try:
+            while not stop.is_set():
+                with taking:
+                    item = next(queue, None)
+                if item is None:
+                    return
+                made.append(work(item))
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(len(workers)) as pool:
+        try:
+            for future in [pool.submit(go_on, work) for work in workers]:
+                future.result()
+        finally:
+            # An interrupt reaches this thread alone.
+            stop.set()
+    return made
+
+
+class ShardTask(msgspec.Struct, frozen=True, kw_only=True):
+    """A shard to be recoded into a file that has its header and its length, or to be compared with one that is full."""
+
+    shard: ShardPlan
     to: Dialect
-    source: str
-    target: str
-    # From an offset in the source to the same byte's offset in the target.
-    shift: int
-    # Whether the shard will be flushed: the disk may as well begin.
-    flush: bool
-    windows: list[list[ByteRange]]
-    # The target is there already: it is read, not written.
-    only_compared: bool = False
+    file: Path
+    only_compared: bool
+    flushes: bool
 
-    @property
-    def nbytes(self) -> int:
-        return sum(step.stop - step.start for window in self.windows for step in window)
+    def run(self, done: Callable[[int], None]) -> Codes:
+        """What was counted in it. `done` is told of bytes."""
+        _prove(self.to)
+        with (
+            OpenFile(self.shard.source) as source,
+            NewFile(self.file, only_compared=self.only_compared, flushes=self.flushes) as target,
+        ):
+            converter = _Converter(self.to, source, target, self.shard.shift, done)
+            return sum(map(converter.pass_window, windows(self.shard.steps)), Codes())
+
+    def run_apart(self, done: Callable[[int], None]) -> Codes:
+        """The same in a process of its own: numpy's short calls let go of the interpreter's lock so often that threads
+        mostly wait for it."""
+        command = [sys.executable, "-P", "-m", "crosstie_port.checkpoint.shard"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdin
+            assert process.stdout
+            try:
+                process.stdin.write(pickle.dumps(self))
+                process.stdin.close()
+                while isinstance(told := pickle.load(process.stdout), int):
+                    done(told)
+            except (EOFError, BrokenPipeError):
+                ended = f"a converting process ended with status {process.wait()}"
+                raise BadInput(f"{ended}; run it again, and it goes on") from None
+        if isinstance(told, OSError):
+            raise told
+        if not isinstance(told, Codes):
+            raise BadData(*told)
+        return told
+
+
+def _serve() -> None:
+    """One task from standard input; counts of bytes, and at last what came of it, to standard output."""
+    # Ctrl-C ends it without a word: its parent tells what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    task: ShardTask = pickle.load(sys.stdin.buffer)
+
+    def tell(what: int | Codes | tuple[str, str, str] | OSError) -> None:
+        sys.stdout.buffer.write(pickle.dumps(what))
+        sys.stdout.buffer.flush()
+
+    try:
+        tell(task.run(tell))
+    except BadData as error:
+        tell((error.file, error.key, error.reason))
+    except OSError as error:
+        tell(error)
 
 
 def windows(steps: Iterable[ByteRange]) -> Iterator[list[ByteRange]]:
@@ -129,92 +242,42 @@ def windows(steps: Iterable[ByteRange]) -> Iterator[list[ByteRange]]:
         yield window
 
 
-class Converter:
-    """The buffers of one process. `pass_window` is all that is ever done to the bytes of a checkpoint.
+class _Converter:
+    """The buffers of one process."""
 
-    The new file is read back through a map, which spares a copy of every byte. `watched`: so is the source; where
-    that becomes shorter meanwhile, or its disk fails, the process ends, and another one has to tell.
-    """
-
-    def __init__(self, to: Dialect, *, watched: bool = False):
-        self.to, self._watched, self._factor = to, watched, SCALE_FACTOR[to]
+    def __init__(self, to: Dialect, source: OpenFile, target: NewFile, shift: int, done: Callable[[int], None]):
+        self._to, self._source, self._target, self._shift, self._done = to, source, target, shift, done
         self._recoder = Recoder(to)
-        self._source, self._target = np.empty(WINDOW_BYTES, np.uint8), np.empty(WINDOW_BYTES, np.uint8)
-        _prove(to)
+        self._before, self._after = np.empty(WINDOW_BYTES, np.uint8), np.empty(WINDOW_BYTES, np.uint8)
 
-    def pass_stretch(self, stretch: Stretch) -> Codes:
-        if not stretch.windows:
-            return Codes()
-        start, stop, shift = stretch.windows[0][0].start, stretch.windows[-1][-1].stop, stretch.shift
-        with (
-            self._opened(stretch.source, start, stop, mapped=self._watched) as (_, read),
-            self._opened(stretch.target, start + shift, stop + shift, write=not stretch.only_compared) as (
-                target,
-                read_back,
-            ),
-        ):
-            codes = sum((self.pass_window(stretch, each, read, target, read_back) for each in stretch.windows), Codes())
-            if stretch.flush and hasattr(os, "posix_fadvise"):
-                # Linux starts to write what is to be forgotten, and does not wait for it.
-                os.posix_fadvise(target, start + shift, stop - start, os.POSIX_FADV_DONTNEED)
-            return codes
-
-    def pass_window(
-        self, stretch: Stretch, steps: Sequence[ByteRange], read: Read, target: int, read_back: Read
-    ) -> Codes:
-        """From the source to the file descriptor `target`."""
-        start, stop, shift = steps[0].start, steps[-1].stop, stretch.shift
-        before, after = read(start, stop), self._target[: stop - start]
-        codes, scales = Codes(), []
+    def pass_window(self, steps: list[ByteRange]) -> Codes:
+        start, count = steps[0].start, steps[-1].stop - steps[0].start
+        before, after = self._source.get(start, self._before[:count]), self._after[:count]
+        codes = Codes()
         for step in steps:
             part = slice(step.start - start, step.stop - start)
             if step.change == "codes":
-                codes += self._recode(stretch, step, before[part], after[part])
+                codes += self._recode(step, before[part], after[part])
             elif step.change == "scale":
-                after[part] = self._rescale(stretch, step, before[part])
-                scales.append((step, part, self._factor * scale_values(before[part], step.dtype)))
+                after[part] = self._rescale(step, before[part])
             else:
                 after[part] = before[part]
-        if not stretch.only_compared:
-            drain(after, target, start + shift)
-        # From here on `before` may be gone: files without maps are read into the same buffer.
-        back = read_back(start + shift, stop + shift)
-        if not same(back, after):
-            raise BadData(stretch.target, steps[0].name, "the bytes read back are not those that belong there")
-        for step, part, wanted in scales:
-            if not np.array_equal(scale_values(back[part], step.dtype), wanted):
-                raise BadData(stretch.target, step.name, f"a scale is not {self._factor:g} times the source's")
+        self._target.put(after, start + self._shift, steps[0].name, back=before)
+        self._done(count)
         return codes
 
-    @contextmanager
-    def _opened(
-        self, file: str, start: int, stop: int, *, mapped: bool = True, write: bool = False
-    ) -> Iterator[tuple[int, Read]]:
-        """A file, and how to read what lies between `start` and `stop` of it."""
-        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW if write else os.O_RDONLY)
-        try:
-            if os.fstat(descriptor).st_size < stop:
-                raise BadData(file, "", _SHORTER)
-            map_start = start - start % mmap.ALLOCATIONGRANULARITY
-            if mapped and (whole := _mapped(descriptor, map_start, stop)) is not None:
-                yield descriptor, lambda begin, end: whole[begin - map_start : end - map_start]
-            else:
-                yield descriptor, lambda begin, end: fill(self._source[: end - begin], descriptor, begin, file)
-        finally:
-            os.close(descriptor)
-
-    def _recode(self, stretch: Stretch, step: ByteRange, before: Bytes, after: Bytes) -> Codes:
+    def _recode(self, step: ByteRange, before: Bytes, after: Bytes) -> Codes:
         codes = self._recoder.recode(before, after)
-        lost = codes.lost(self.to)
+        lost = codes.lost(self._to)
         if lost:
-            raise BadData(stretch.source, step.name, f"{lost:,} weights {_why_lost(codes, self.to)}")
+            raise BadData(self._source.file, step.name, f"{lost:,} weights {_why_lost(codes, self._to)}")
         return codes
 
-    def _rescale(self, stretch: Stretch, step: ByteRange, before: Bytes) -> Bytes:
+    def _rescale(self, step: ByteRange, before: Bytes) -> Bytes:
         try:
-            return rescale(before, step.dtype, self._factor)
+            return rescale(before, step.dtype, SCALE_FACTOR[self._to])
         except Inexact as error:
-            raise BadData(stretch.source, step.name, str(error)) from None
+            raise BadData(self._source.file, step.name, str(error)) from None
 
 
 @cache
@@ -242,25 +305,5 @@ def _why_lost(codes: Codes, to: Dialect) -> str:
     return "are +-240 (0x7F, 0xFF), which e4m3fn would need as +-480 and does not have: no exact conversion exists"
 
 
-def _mapped(descriptor: int, start: int, stop: int) -> Bytes | None:
-    """Until nobody holds it any more; None where the file system has no maps."""
-    try:
-        return np.frombuffer(mmap.mmap(descriptor, stop - start, prot=mmap.PROT_READ, offset=start), np.uint8)
-    except OSError:
-        return None
-
-
-def fill(buffer: Bytes, descriptor: int, offset: int, file: str) -> Bytes:
-    view, done = buffer.data, 0
-    while done < buffer.size:
-        read = os.preadv(descriptor, [view[done:]], offset + done)
-        if not read:
-            raise BadData(file, "", _SHORTER)
-        done += read
-    return buffer
-
-
-def drain(buffer: Bytes, descriptor: int, offset: int) -> None:
-    view, done = buffer.data, 0
-    while done < buffer.size:
-        done += os.pwrite(descriptor, view[done:], offset + done)
+if __name__ == "__main__":
+    _serve()

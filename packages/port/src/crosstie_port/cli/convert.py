@@ -13,9 +13,9 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, console, print_json, say
 from crosstie.core.figures import bandwidth, gigabytes, seconds
 from crosstie.port.checkpoint.fp8 import DTYPES
+from crosstie_port.checkpoint.conversion import FORMAT
 from crosstie_port.checkpoint.convert import ConversionReport, Target, convert
 from crosstie_port.checkpoint.matrix import RoundingLoss
-from crosstie_port.checkpoint.repackage import FORMAT
 from crosstie_port.checkpoint.requantisation import Granularity
 
 

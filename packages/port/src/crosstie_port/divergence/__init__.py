@@ -6,7 +6,7 @@
         model(input_ids)
     print(compare("a.npz", "b.npz"))
 
-Recording needs PyTorch and NumPy alone, so that a source tree on the path is enough in an engine's image.
+Recording needs PyTorch, NumPy and msgspec, which engines have: a source tree on the path is enough in their images.
 """
 
 from importlib import import_module

@@ -20,7 +20,7 @@ from crosstie_port.divergence.digest import (
     sampled_columns,
     sampled_rows,
 )
-from crosstie_port.divergence.pair import BesideTensors, Cause, ComparedPair, distance
+from crosstie_port.divergence.pair import BesideTensors, Cause, ComparedPair, cause, distance
 from crosstie_port.divergence.records import RecordedTensor
 
 
@@ -38,50 +38,31 @@ def cause_of(
     causes = next(filter(None, (list(look(pair)) for look in _LOOKS)), [])
     if entry.leaf and known.kind and known.kind != entry.kind and causes[0].signature in _VAGUE:
         what = f"another module: {entry.kind} in the first, {known.kind} in the second"
-        return [Cause(signature="other-module", what=what, evidence=causes[0].evidence, look="the config's hidden_act")]
+        return [cause("other-module", causes[0].evidence, what)]
     if known.weights is None:
         return causes
     signature, said = known.weights
     if signature and causes[0].signature in (_VAGUE[:2] if signature == "weight-other" else _VAGUE):
-        look = _WEIGHTS.get(signature, "the loader: which tensor of the checkpoint goes where, and how it is laid out")
-        return [Cause(signature=signature, what=said, evidence=causes[0].evidence, look=look)]
+        return [cause(signature, causes[0].evidence, said)]
     return [msgspec.structs.replace(causes[0], evidence=f"{causes[0].evidence}; {said}"), *causes[1:]]
 
 
 # Signatures that say less than the weights do; the first two less than that these are others.
 _VAGUE = ("unknown", "precision", "part", "positions", "scale-by-token", "indices")
-_WEIGHTS = {
-    "tied-weights": "tie_word_embeddings of the config, and a checkpoint that has a head of its own or none",
-    "weight-transposed": "a weight stored as [in, out] (GPT-2's Conv1D) and read as [out, in], or the other way round",
-    "weight-swapped": "the loader's map of names: two tensors of one shape: gate and up, k and v, two layers",
-}
 
 
 def _not_numbers(pair: ComparedPair) -> Iterator[Cause]:
     a, b = pair.a, pair.b
     if b.nans > a.nans:
-        yield Cause(
-            signature="nan",
-            what="NaN where the other has numbers",
-            evidence=f"{b.nans:,} of {b.elements:,} values, {a.nans:,} in the first",
-            look="FP8 bytes of e4m3fn read as e4m3fnuz (0x80, minus zero, is NaN there); memory that no kernel wrote; "
-            "a row that is masked whole; an overflow before it",
-        )
+        yield cause("nan", f"{b.nans:,} of {b.elements:,} values, {a.nans:,} in the first")
     elif b.infinities > a.infinities:
-        yield Cause(
-            signature="infinite",
-            what="infinite values where the other has numbers",
-            evidence=f"{b.infinities:,} of {b.elements:,} values; the largest of the first is {a.largest:.3g}",
-            look="a range that is exceeded: 65,504 in float16, 448 in e4m3fn, 240 in e4m3fnuz; or a mask that is added "
-            "twice",
+        yield cause(
+            "infinite", f"{b.infinities:,} of {b.elements:,} values; the largest of the first is {a.largest:.3g}"
         )
     elif (a.nans, a.infinities) != (b.nans, b.infinities):
-        yield Cause(
-            signature="nan",
-            what="the first recording has values that are no numbers, and the second fewer",
-            evidence=f"{a.nans:,} NaN and {a.infinities:,} infinite in the first, {b.nans:,} and {b.infinities:,} in "
-            "the second",
-            look="the first machine: its recording is taken for right, and is not",
+        yield cause(
+            "nan-first",
+            f"{a.nans:,} NaN and {a.infinities:,} infinite in the first, {b.nans:,} and {b.infinities:,} in the second",
         )
 
 
@@ -90,21 +71,15 @@ def _nothing(pair: ComparedPair) -> Iterator[Cause]:
     if not a.norm or a.is_whole:
         return
     if b.norm <= 1e-12 * a.norm:
-        yield Cause(
-            signature="zeros",
-            what="zeros: nothing was computed or nothing was loaded",
-            evidence=f"norm {b.norm:.3g}, and {a.norm:.3g} in the first",
-            look="a kernel that returned without writing; weights that the loader did not find; a scale of 0",
-        )
+        yield cause("zeros", f"norm {b.norm:.3g}, and {a.norm:.3g} in the first")
         return
     for name, one, other in (("groups of columns", a.groups, b.groups), ("rows", a.rows, b.rows)):
         gone = np.flatnonzero((other[:, 0] <= 1e-12 * one[:, 0]) & (one[:, 0] > 0.0))
         if len(gone) and _rest_agrees(one, other, gone, pair.tolerance):
-            yield Cause(
-                signature="zeros",
-                what=f"zeros in {len(gone)} of {len(one)} {name}, and the rest agrees",
-                evidence=f"{name} {_spans(gone)}",
-                look="a shard that was not loaded or not gathered; a grid that is too small for the shape",
+            yield cause(
+                "zeros-in-part",
+                f"{name} {_spans(gone)}",
+                f"zeros in {len(gone)} of {len(one)} {name}, and the rest agrees",
             )
             return
 
@@ -135,37 +110,19 @@ def _order(pair: ComparedPair) -> Iterator[Cause]:
         for there, back in ((a.grid(number), pair.y), (b.grid(number), pair.x)):
             if pair.x.size > 2 and distance(there, back) <= 4.0 * pair.tolerance < distance(pair.x, pair.y):
                 side = "second" if back is pair.y else "first"
-                yield Cause(
-                    signature=name.replace(" ", "-"),
-                    what=f"the same values in another order: {name}, in the {side}",
-                    evidence=f"{pair.x.size} samples agree to {distance(there, back):.2g} once put in order; norm and "
-                    "largest are the same",
-                    look=_ORDERS[name],
+                evidence = (
+                    f"{pair.x.size} samples agree to {distance(there, back):.2g} once put in order; norm and largest "
                 )
+                what = f"the same values in another order: {name}, in the {side}"
+                yield cause(name.replace(" ", "-"), f"{evidence}; norm and largest are the same", what)
                 return
     for name, one, other in (("heads", a.groups, b.groups), ("rows", a.rows, b.rows)):
         moved = _permutation(one, other, pair.tolerance)
         if moved is not None:
             swaps = [f"{i} is at {j}" for i, j in enumerate(moved) if i != j]
-            yield Cause(
-                signature=f"permuted-{name}",
-                what=f"permuted {name}: {len(swaps)} of {len(one)} are elsewhere",
-                evidence=f"norm, mean and largest of each agree once put in order; {', '.join(swaps[:4])}",
-                look=_ORDERS[name],
-            )
+            evidence = f"norm, mean and largest of each agree once put in order; {', '.join(swaps[:4])}"
+            yield cause(f"permuted-{name}", evidence, f"permuted {name}: {len(swaps)} of {len(one)} are elsewhere")
             return
-
-
-_ORDERS = {
-    "transposed": "a weight or an activation that is stored transposed and read as it lies",
-    "heads before tokens": "a view in place of a transpose: [heads, tokens, width] for [tokens, heads, width]",
-    "halves of a head for pairs": "rotary weights in the other layout (GPT-J's pairs, NeoX's halves): `is_neox_style`, "
-    "or a conversion that permutes q and k, done twice or not at all",
-    "halves swapped": "gate and up, or key and value, fused the other way round",
-    "heads": "the order of heads where q, k and v are split or fused; of shards where they are gathered",
-    "rows": "the order of tokens: padding on the other side, sequences of a batch in another order, experts' tokens "
-    "not put back",
-}
 
 
 def _permutation(one: Floats, other: Floats, tolerance: float) -> list[int] | None:
@@ -197,23 +154,10 @@ def _factor(pair: ComparedPair) -> Iterator[Cause]:
     evidence = f"all {x.size} samples by a factor of {factor:.5g}, to {distance(factor * x, y):.2g}"
     if min(abs(factor / 2.0 - 1.0), abs(factor / 0.5 - 1.0)) < near:
         half = factor < 1.0
-        yield Cause(
-            signature="factor-2",
-            what=f"{'half of' if half else 'twice'} what it should be, as with the other FP8 dialect",
-            evidence=evidence,
-            look="bytes of e4m3fn read as e4m3fnuz are half as large: `crosstie preflight` says whether the loader "
-            "converts them, `crosstie convert` does it exactly"
-            if half
-            else "e4m3fnuz bytes read as e4m3fn, or scales doubled twice: a checkpoint that was converted, and is "
-            "converted again while it is loaded (`crosstie preflight`)",
-        )
+        what = f"{'half of' if half else 'twice'} what it should be, as with the other FP8 dialect"
+        yield cause("half" if half else "twice", evidence, what)
     elif abs(factor + 1.0) < near:
-        yield Cause(
-            signature="sign",
-            what="the sign is the other",
-            evidence=evidence,
-            look="a subtraction with its sides swapped",
-        )
+        yield cause("sign", evidence)
     else:
         yield _scale(pair, factor, near, evidence)
 
@@ -228,13 +172,7 @@ def _scale(pair: ComparedPair, factor: float, near: float, evidence: str) -> Cau
     else:
         what = f"a scale is missing, or applied twice: {factor:.4g} for all values"
         evidence = f"{evidence}; a scale of {1.0 / factor:.5g} taken as 1 would look so"
-    look = (
-        "a scale that was rounded, calibrated or computed anew; attention_factor of YaRN; a multiplier of the config"
-        if 0.8 < factor < 1.25
-        else "weight_scale, input_scale or k_scale that the loader did not find and took as 1; the softmax scale; "
-        "a multiplier of the config (embedding, residual, logits)"
-    )
-    return Cause(signature="scale", what=what, evidence=evidence, look=look)
+    return cause("scale-somewhat" if 0.8 < factor < 1.25 else "scale", evidence, what)
 
 
 def _multipliers(pair: ComparedPair) -> Iterator[tuple[str, float]]:
@@ -281,12 +219,12 @@ def _capped(pair: ComparedPair) -> Iterator[Cause]:
     ):
         cap = _cap(pair, capped, free)
         if cap is not None:
-            yield Cause(
-                signature="softcap", what=f"{what}, at {cap:.4g}",
-                evidence=f"c tanh(x / c) with c = {cap:.4g} makes one of the other, to "
+            yield cause(
+                "softcap",
+                f"c tanh(x / c) with c = {cap:.4g} makes one of the other, to "
                 f"{distance(cap * np.tanh(free / cap), capped):.2g}",
-                look="attn_logit_softcapping or final_logit_softcapping, which the attention backend may not know",
-            )  # fmt: skip
+                f"{what}, at {cap:.4g}",
+            )
             return
 
 
@@ -295,24 +233,16 @@ def _by_column(pair: ComparedPair) -> Iterator[Cause]:
         return
     added = np.median(pair.y - pair.x, axis=0)
     if np.abs(added).max() > 0.0 and pair.explains(pair.x + added):
-        yield Cause(
-            signature="bias",
-            what="a bias is missing, or added twice: each column is off by the same in every row",
-            evidence=f"{distance(pair.x + added, pair.y):.2g} remains once it is added",
-            look="a bias that the loader did not find; one that every rank adds before the all-reduce",
-        )
+        yield cause("bias", f"{distance(pair.x + added, pair.y):.2g} remains once it is added")
         return
     found = _ratios(pair.x, pair.y, axis=0)
     if found is not None and pair.explains(found * pair.x):
-        norm = "norm" in pair.entry.kind.lower()
-        yield Cause(
-            signature="scale-by-channel",
-            what="each column has a factor of its own: scales by channel are missing"
-            + (", or the norm's weight is w in place of 1 + w" if norm else ""),
-            evidence=f"factors {float(found.min()):.4g} to {float(found.max()):.4g}, the same in {len(pair.x)} rows",
-            look="weight_scale by channel taken as 1; smoothing factors; "
-            + ("Gemma's norms, which store w - 1" if norm else "channels in another order than their scales"),
-        )
+        what = "each column has a factor of its own: scales by channel are missing"
+        factors = f"factors {float(found.min()):.4g} to {float(found.max()):.4g}, the same in {len(pair.x)} rows"
+        if "norm" in pair.entry.kind.lower():
+            yield cause("scale-of-norm", factors, f"{what}, or the norm's weight is w in place of 1 + w")
+        else:
+            yield cause("scale-by-channel", factors, what)
 
 
 def _by_row(pair: ComparedPair) -> Iterator[Cause]:
@@ -320,12 +250,9 @@ def _by_row(pair: ComparedPair) -> Iterator[Cause]:
         return
     found = _ratios(pair.x, pair.y, axis=1)
     if found is not None and pair.explains(found * pair.x):
-        yield Cause(
-            signature="scale-by-token",
-            what="each row has a factor of its own: a scale by token, or a normalisation, is missing",
-            evidence=f"factors {float(found.min()):.4g} to {float(found.max()):.4g}, the same in all sampled columns",
-            look="the dynamic scale of activations; a norm that is skipped or taken with another epsilon; weights of "
-            "experts that are not renormalised",
+        yield cause(
+            "scale-by-token",
+            f"factors {float(found.min()):.4g} to {float(found.max()):.4g}, the same in all sampled columns",
         )
 
 
@@ -352,21 +279,18 @@ def _few(pair: ComparedPair) -> Iterator[Cause]:
         bad = np.union1d(np.flatnonzero(off > 4.0 * pair.tolerance), samples[apart])
         kept = np.setdiff1d(samples, bad)
         if 0 < len(bad) <= len(one) // 2 and np.mean(apart) <= 0.5:
-            yield Cause(
-                signature="part",
-                what=f"{len(bad)} of {len(one)} {name} differ, the others agree",
-                evidence=f"{name} {_spans(bad)}, by up to {float(off.max()):.2g}",
-                look="one shard, head or expert: its weights, its scale, or a tile that the kernel handles apart",
+            yield cause(
+                "part",
+                f"{name} {_spans(bad)}, by up to {float(off.max()):.2g}",
+                f"{len(bad)} of {len(one)} {name} differ, the others agree",
             )
             return
         if axis and pair.entry.side == "in" and len(kept) and 0 < len(bad) < len(one):
             agree = np.setdiff1d(np.arange(len(one)), bad)
-            yield Cause(
-                signature="head-groups",
-                what=f"{len(agree)} of {len(one)} heads agree: the others may read another key and value head",
-                evidence=f"heads {_spans(agree)} agree",
-                look="grouped-query attention: heads 0 and 1 share the first key-value head, not 0 and 4; the order in "
-                "which ranks hold them",
+            yield cause(
+                "head-groups",
+                f"heads {_spans(agree)} agree",
+                f"{len(agree)} of {len(one)} heads agree: the others may read another key and value head",
             )
             return
 
@@ -382,24 +306,17 @@ def _precision(pair: ComparedPair) -> Iterator[Cause]:
     likes: Callable[[float], bool] = lambda unit: 0.1 * unit < error < 4.0 * unit  # noqa: E731
     name = next((name for name, unit in _FORMATS.items() if likes(unit)), None)
     if name is not None and error < 0.2:
-        yield Cause(
-            signature="precision",
-            what=f"close, and further apart than its type explains: as if computed in {name}",
-            evidence=f"error {error:.2g} over {pair.x.size} samples, norms {pair.a.norm:.5g} and {pair.b.norm:.5g}",
-            look="a product in a narrower type than on the other machine (allow_tf32, an FP8 path, a fused kernel)",
+        yield cause(
+            "precision",
+            f"error {error:.2g} over {pair.x.size} samples, norms {pair.a.norm:.5g} and {pair.b.norm:.5g}",
+            f"close, and further apart than its type explains: as if computed in {name}",
         )
         return
     a, b = np.nan_to_num(pair.x).ravel(), np.nan_to_num(pair.y).ravel()
     sizes = math.sqrt(float((a * a).sum() * (b * b).sum()))
     cosine = float((a * b).sum()) / sizes if sizes else 0.0
     ratio = pair.b.norm / pair.a.norm if pair.a.norm else math.inf
-    yield Cause(
-        signature="unknown",
-        what="other values, by no relation that is known here",
-        evidence=f"cosine {cosine:.3f}, norm {ratio:.4g} of the first's",
-        look="the weights themselves (another tensor loaded in its place, transposed, block scales in another order), "
-        "or an operation that is another: an activation, a mask, a norm's epsilon",
-    )
+    yield cause("unknown", f"cosine {cosine:.3f}, norm {ratio:.4g} of the first's")
 
 
 _LOOKS: tuple[Callable[[ComparedPair], Iterator[Cause]], ...] = (

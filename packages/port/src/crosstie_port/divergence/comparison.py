@@ -115,10 +115,9 @@ def _refuse(a: Recording, b: Recording, first: str, second: str) -> None:
     if 2 * len(alike) < min(len(a.weights), len(b.weights)):
         odd = sorted((a.weights.keys() ^ b.weights.keys()) | (shared - set(alike)))[0]
         raise BadInput(f"{both} are of other models: {odd} is {a.weights.get(odd)} and {b.weights.get(odd)}")
-    by_name = a.has_names and b.has_names
-    there = {entry.key(by_name): entry for entry in b.entries}
+    there = {entry.key: entry for entry in b.entries}
     for entry in _given(a):
-        match = there.get(entry.key(by_name))
+        match = there.get(entry.key)
         if match is None:
             raise BadInput(f"{both} begin with other modules: {entry.module or 'the model'} is in the first only")
         error = error_between(a.of(entry), b.of(match), set(), a.seed)
@@ -135,7 +134,7 @@ def _given(recording: Recording) -> Iterator[RecordedTensor]:
 
 
 def _what(entry: RecordedTensor) -> str:
-    return f"{'input' if entry.side == 'in' else 'output'} {entry.name or entry.place}"
+    return f"{'input' if entry.side == 'in' else 'output'} {entry.name}"
 
 
 class _Walk:
@@ -143,9 +142,8 @@ class _Walk:
 
     def __init__(self, a: Recording, b: Recording):
         self.a, self.b = a, b
-        self.by_name = a.has_names and b.has_names
-        self.there = {entry.key(self.by_name): entry for entry in b.entries}
-        self.margins = {entry.key(True): a.of(entry) for entry in a.entries if entry.name.endswith(MARGIN)}
+        self.there = {entry.key: entry for entry in b.entries}
+        self.margins = {entry.key: a.of(entry) for entry in a.entries if entry.name.endswith(MARGIN)}
         # The largest error so far inside each module, its own inputs among them.
         self.inside: dict[str, float] = {}
         # Leaf modules that ended inside each, for the roundings of one that has others in it.
@@ -173,7 +171,7 @@ class _Walk:
         for entry in self.a.entries:
             if entry.name.endswith(MARGIN):
                 continue
-            match = self.there.get(entry.key(self.by_name))
+            match = self.there.get(entry.key)
             step = self._step(entry, match) if match is not None and not self._regrouped(entry) else None
             if match is None or step is None:
                 self.not_compared.append(f"{entry.module or 'the model'} {_what(entry)}")

@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from crosstie.catalog.reading import read_record, read_toml
 from crosstie_port.divergence.digest import Floats, TensorSummary
 from crosstie_port.divergence.records import RecordedTensor
+
+_FILE = Path(__file__).parent / "data" / "causes.toml"
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +23,23 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     # The figures that it rests on.
     evidence: str
     look: str
+
+
+class _CauseRow(msgspec.Struct, frozen=True, kw_only=True):
+    look: str
+    what: str = ""
+    signature: str = ""
+
+
+@cache
+def _rows() -> dict[str, _CauseRow]:
+    return {name: read_record(_FILE, name, row, _CauseRow) for name, row in read_toml(_FILE).items()}
+
+
+def cause(name: str, evidence: str, what: str = "") -> Cause:
+    """By the name of a row of data/causes.toml; `what`: where it depends on the figures."""
+    row = _rows()[name]
+    return Cause(signature=row.signature or name, what=what or row.what, evidence=evidence, look=row.look)
 
 
 class BesideTensors(msgspec.Struct, frozen=True, kw_only=True):

@@ -190,7 +190,7 @@ def here(model: torch.nn.Module) -> dict[str, str]:
     """What people would ask about the machine; without a date, so that the same run writes the same bytes."""
     first = next(model.parameters(), None)
     device = first.device if first is not None else torch.device("cpu")
-    found = {"torch": torch.__version__, "device": device.type, "model": type(model).__name__}
+    found = {"torch": str(torch.__version__), "device": device.type, "model": type(model).__name__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found["device"] = properties.name

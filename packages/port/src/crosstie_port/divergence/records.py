@@ -1,13 +1,12 @@
 """The file of a recording: NumPy's .npz with JSON in it that says what it is of. Read strictly, written whole."""
 
-import json
 import os
 import zipfile
 import zlib
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,16 +21,13 @@ from crosstie_port.divergence.digest import (
     matrix_size,
 )
 
-FORMAT = "crosstie-divergence"
-# Of the file, and of where samples lie: a change of the latter makes older files incomparable. 1 has no names of
-# tensors, no samples of weights, and masks as they were.
-VERSION = 2
-_READ = (1, VERSION)
+FORMAT: Final = "crosstie-divergence"
+# Of the file, and of where samples lie: a change of the latter makes older files incomparable.
+VERSION: Final = 2
 LARGEST_FILE = 512 * 1024**2
 
 
-@dataclass(frozen=True)
-class RecordedTensor:
+class RecordedTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor that went into a module or came out, in the order in which modules began and ended."""
 
     module: str
@@ -47,13 +43,15 @@ class RecordedTensor:
     # Its keyword or its number among the arguments, and the way to it in there, such as "position_embeddings.0".
     name: str = ""
 
-    def key(self, by_name: bool) -> tuple[str, int, str, int | str]:
+    @property
+    def key(self) -> tuple[str, int, str, str]:
         """What makes it the same tensor: a backend that is given no mask has the others in other places."""
-        return self.module, self.call, self.side, self.name if by_name else self.place
+        return self.module, self.call, self.side, self.name
 
 
-@dataclass
-class Recording:
+class RecordedRun(msgspec.Struct, kw_only=True):
+    """What a recording is of."""
+
     seed: int
     # The width of a head, 0 where nobody said.
     head: int
@@ -61,37 +59,52 @@ class Recording:
     weights: dict[str, list[int]]
     # Where it ran: device, architecture, releases, engine, rank of how many.
     machine: dict[str, str]
-    entries: list[RecordedTensor] = field(default_factory=list)
-    summaries: list[TensorSummary] = field(default_factory=list)
+    entries: list[RecordedTensor] = []
     # What of the model says how its numbers come about, such as "final_logit_softcapping".
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = {}
     calls: int = 1
-    # Of matrices among the parameters, and whether tensors have names.
-    sampled: dict[str, Floats] = field(default_factory=dict)
-    has_names: bool = True
     # The types of matrices that are kept in fewer than 16 bits.
-    narrow: dict[str, str] = field(default_factory=dict)
+    narrow: dict[str, str] = {}
+
+
+class Recording(RecordedRun, kw_only=True):
+    summaries: list[TensorSummary] = []
+    # Of matrices among the parameters.
+    sampled: dict[str, Floats] = {}
 
     def of(self, entry: RecordedTensor) -> TensorSummary:
         return self.summaries[entry.summary]
 
 
+class _Header(RecordedRun, kw_only=True):
+    """The JSON in a file; of summaries what is no number, of sampled weights how many there are."""
+
+    format: Literal["crosstie-divergence"] = FORMAT
+    version: Literal[2] = VERSION
+    shapes: list[tuple[int, ...]]
+    dtypes: list[str]
+    hashes: list[str]
+    sampled: dict[str, int]
+
+
+class _Begun(msgspec.Struct):
+    """Enough to tell a file of another release from one that is damaged."""
+
+    format: str
+    version: int
+
+
 _NUMBERS = ("norm", "mean", "largest", "nans", "infinities", "zeros")
-_KEYS = ("seed", "head", "calls", "weights", "machine", "settings", "entries", "shapes", "dtypes", "hashes")
+_COMMON = RecordedRun.__struct_fields__
 
 
 def write(recording: Recording, path: Path) -> None:
     kept = recording.summaries
-    header = {
-        # What was read without names stays a file without them.
-        "format": FORMAT, "version": VERSION if recording.has_names else 1,
-        "seed": recording.seed, "head": recording.head, "calls": recording.calls,
-        "weights": recording.weights, "machine": recording.machine, "settings": recording.settings,
-        "entries": [list(asdict(entry).values()) for entry in recording.entries],
-        "shapes": [list(summary.shape) for summary in kept], "dtypes": [summary.dtype for summary in kept],
-        "hashes": [one.hash for one in kept], "sampled": {name: len(one) for name, one in recording.sampled.items()},
-        "narrow": recording.narrow,
-    }  # fmt: skip
+    header = _Header(
+        **{name: getattr(recording, name) for name in _COMMON},
+        shapes=[summary.shape for summary in kept], dtypes=[summary.dtype for summary in kept],
+        hashes=[summary.hash for summary in kept], sampled={name: len(one) for name, one in recording.sampled.items()},
+    )  # fmt: skip
 
     def joined(name: str) -> NDArray[np.float32]:
         parts = np.concatenate([getattr(summary, name).ravel() for summary in kept] or [np.zeros(0)])
@@ -100,7 +113,7 @@ def write(recording: Recording, path: Path) -> None:
         return np.where(np.isfinite(parts), np.clip(parts, -most, most), parts).astype(np.float32)
 
     arrays = {
-        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
+        "header": np.frombuffer(msgspec.json.encode(header), dtype=np.uint8),
         "numbers": np.array([[getattr(summary, name) for name in _NUMBERS] for summary in kept], dtype=np.float64),
         "samples": joined("samples"), "rows": joined("rows"), "groups": joined("groups"),
         "weights": np.concatenate([*recording.sampled.values(), np.zeros(0)]).astype(np.float32),
@@ -121,27 +134,25 @@ def read(path: Path) -> Recording:
         # Opened here: np.load leaves a file open that is cut short.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as opened:
             arrays = {name: opened[name] for name in opened.files}
-        header = json.loads(bytes(arrays.pop("header")).decode())
+        header = bytes(arrays.pop("header"))
+        begun = msgspec.json.decode(header, type=_Begun)
     except FileNotFoundError:
         raise BadData(path, "", "no such file") from None
     except OSError as error:
         raise BadData(path, "", f"cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error, RecursionError):
+    except (ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error, RecursionError):
         raise BadData(path, "", "not a recording of `crosstie diff --record`, or cut short") from None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+    if begun.format != FORMAT:
         raise BadData(path, "format", f"not a recording of `crosstie diff --record` ({FORMAT})")
-    if header.get("version") not in _READ:
-        raise BadData(path, "version", f"{header.get('version')!r:.40}; this Crosstie reads {VERSION}: record again")
-    for key in _KEYS:
-        if key not in header:
-            raise BadData(path, key, "missing")
+    if begun.version != VERSION:
+        raise BadData(path, "version", f"{begun.version}; this Crosstie reads {VERSION}: record again")
     try:
-        return _recording(header, arrays)
+        return _recording(msgspec.json.decode(header, type=_Header), arrays)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise BadData(path, "", f"damaged: {error}") from None
 
 
-def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
+def _recording(header: _Header, arrays: dict[str, Any]) -> Recording:
     summaries, at = [], {"samples": 0, "rows": 0, "groups": 0, "weights": 0}
 
     def taken(name: str, count: int) -> Floats:
@@ -151,27 +162,23 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
             raise ValueError(f"{name} end early")
         return np.asarray(found, dtype=np.float64)
 
-    lengths = zip(header["shapes"], header["dtypes"], header["hashes"], arrays["numbers"], strict=True)
-    for shape, dtype, digest, numbers in lengths:
-        height, width = grid_size(tuple(shape))
+    for shape, dtype, digest, numbers in zip(
+        header.shapes, header.dtypes, header.hashes, arrays["numbers"], strict=True
+    ):
+        height, width = grid_size(shape)
         norm, mean, largest, nans, infinities, zeros = map(float, numbers)
         summary = TensorSummary(
-            shape=tuple(map(int, shape)), dtype=str(dtype), hash=str(digest), norm=norm, mean=mean, largest=largest,
+            shape=shape, dtype=dtype, hash=digest, norm=norm, mean=mean, largest=largest,
             nans=int(nans), infinities=int(infinities), zeros=int(zeros),
             samples=taken("samples", height * width * (len(LAYOUTS) + 1)),
-            rows=taken("rows", 3 * min(matrix_size(tuple(shape))[0], MOST_ROWS)).reshape(-1, 3),
-            groups=taken("groups", 3 * _groups(tuple(shape), int(header["head"]))).reshape(-1, 3),
+            rows=taken("rows", 3 * min(matrix_size(shape)[0], MOST_ROWS)).reshape(-1, 3),
+            groups=taken("groups", 3 * _groups(shape, header.head)).reshape(-1, 3),
         )  # fmt: skip
         summaries.append(summary)
-    entries = [RecordedTensor(*one) for one in header["entries"]]
-    if any(not 0 <= entry.summary < len(summaries) for entry in entries):
+    if any(not 0 <= entry.summary < len(summaries) for entry in header.entries):
         raise ValueError("an entry without a summary")
-    return Recording(
-        seed=int(header["seed"]), head=int(header["head"]), weights=dict(header["weights"]),
-        machine=dict(header["machine"]), settings=dict(header["settings"]), calls=int(header["calls"]),
-        entries=entries, summaries=summaries, has_names=header["version"] > 1, narrow=dict(header.get("narrow", {})),
-        sampled={str(name): taken("weights", int(count)) for name, count in header.get("sampled", {}).items()},
-    )  # fmt: skip
+    weights = {name: taken("weights", count) for name, count in header.sampled.items()}
+    return Recording(**{name: getattr(header, name) for name in _COMMON}, summaries=summaries, sampled=weights)
 
 
 def _groups(shape: tuple[int, ...], head: int) -> int:

@@ -27,6 +27,7 @@ from crosstie_port.profile.sorting import (
     PRODUCTS,
     UNKNOWN,
     KernelKind,
+    cures,
     sorted_by_name,
 )  # fmt: skip
 from crosstie_port.profile.trace import GpuEvent, ProfilerTrace, StepMark
@@ -306,20 +307,6 @@ def _share(name: str, seconds: float, step_s: float, roofline: StepRoofline | No
     )  # fmt: skip
 
 
-_CURES = {
-    PRODUCTS: "shapes and types of the products: which library and tile each takes (-v), tuning for them, fewer and "
-    "larger ones",
-    ATTENTION: "the attention backend, its split over the context, and the type of the cache",
-    ELEMENTWISE: "norms, activations and rotations fused with each other and with the products beside them",
-    BOOKKEEPING: "kernels that fuse it with what they serve, and metadata that is made once a step instead of once a "
-    "layer",
-    COLLECTIVES: "another algorithm for messages of this size (a custom or quick all-reduce), or what could hide it",
-    HOST: "graph capture, or fewer and larger kernels: the GPU waits for launches",
-    BETWEEN: "fewer kernels: each start and end costs a microsecond or two, in a graph as well",
-    GAPS: "a trace with the host's calls, which says whether the GPU waits for launches",
-}
-
-
 def _verdict(found: Profile, has_stacks: bool) -> list[str]:
     """The largest recoverable share first; then what else must be said."""
     said = []
@@ -334,7 +321,7 @@ def _verdict(found: Profile, has_stacks: bool) -> list[str]:
         share = (most.recoverable_s or 0.0) / found.step_s
         than = " more than predicted" if most.predicted_s else ""
         said.append(
-            f"largest recoverable share: {most.sort}, {share:.0%} of the step{than}. Look at {_CURES[most.sort]}."
+            f"largest recoverable share: {most.sort}, {share:.0%} of the step{than}. Look at {cures()[most.sort]}."
         )
     choosing = sum(found.bookkeeping.get(name, 0.0) for name in _CHOOSING)
     sums = {one.sort: one.seconds for one in found.shares}

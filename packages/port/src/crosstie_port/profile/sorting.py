@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import read_records, read_toml
+from crosstie.catalog.reading import read_records, read_toml, text
 from crosstie.core.errors import BadData
 
 DATA = Path(__file__).with_name("data") / "kernels.toml"
@@ -38,6 +38,12 @@ def rows() -> tuple[tuple[KernelRule, re.Pattern[str]], ...]:
         if row.sort not in CLASSES[:-1] or not row.examples:
             raise BadData(DATA, row.pattern, "needs a known sort and an example")
     return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in rules)
+
+
+@cache
+def cures() -> dict[str, str]:
+    """What to look at where a class takes more than it need, by class and kind of gap."""
+    return {str(name): text(DATA, f"cures.{name}", said) for name, said in read_toml(DATA)["cures"].items()}
 
 
 @cache
