@@ -41,11 +41,6 @@ def test_launches_of_one_file_are_one_finding() -> None:
     assert "and 1 more line: 3" in next(one.evidence for one in found if one.check == "grid-limit")
 
 
-def test_blocks_in_braces() -> None:
-    assert ("launch-braces", 2) in checks(HOST.format("work<<<8, {32, 4, 1}>>>(x);"))
-    assert "launch-braces" not in names(HOST.format("dim3 block{32, 4, 1}; work<<<8, block>>>(x);"))
-
-
 @pytest.mark.parametrize("kernel_name", ["work", "&work<float>", "(work<int, 4>)"])
 def test_attributes_of_a_kernel(kernel_name: str) -> None:
     line = "cudaFuncSetAttribute({}, cudaFuncAttributePreferredSharedMemoryCarveout, 50);"

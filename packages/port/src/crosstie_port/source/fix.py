@@ -1,6 +1,6 @@
 """A patch for findings that one line's change cures on both platforms; the tree itself is not written to.
 
-64-bit masks by platform, a macro of the warp's size by target, a lane's bit, pointers to kernels, braces in launches,
+64-bit masks by platform, a macro of the warp's size by target, a lane's bit, pointers to kernels,
 typename; caps of grids whose kernel loops over them (grids.py). What needs more than its own line (ballots, a kernel
 with a block for each part of its work) is left to whoever knows the kernel.
 """
@@ -30,7 +30,6 @@ _ATTRIBUTE = re.compile(r"(\b(?:cuda|hip)FuncSet(?:Attribute|CacheConfig)\s*\(\s
 _DEPENDENT = re.compile(r"(?<![\w:])(?<!typename )([A-Za-z_]\w*::[A-Za-z_]\w*\s*\()")
 _NARROW = re.compile(r"\b(?:unsigned|int|uint32_t|int32_t|uint)\b(?!\s+long)")
 _SIZE = re.compile(r"^(\s*#\s*define\s+\w+\s+)\(?32\)?(\s*(?://.*)?)$")
-_BRACES = re.compile(r"(<<<[^{}]*?,\s*)\{([^{}]*)\}")
 _FIRST_CODE = re.compile(r"^\s*(?:#\s*(?:include|pragma|ifndef|define)\b|//|/\*|\*|$)")
 
 
@@ -48,7 +47,6 @@ _FIXES: Mapping[str, Callable[[str], str]] = {
     "lane-bit": lambda line: line if _NARROW.search(line) else _LANE_BIT.sub(r"1ull\1", line),
     "warp-size": _by_target,
     "kernel-attribute": lambda line: _ATTRIBUTE.sub(r"\1reinterpret_cast<const void*>(\2)\3", line),
-    "launch-braces": lambda line: _BRACES.sub(r"\1dim3(\2)", line),
     "clang-strictness": lambda line: _DEPENDENT.sub(r"typename \1", line, count=1),
 }
 

@@ -93,15 +93,6 @@ def _checks_product(code: Code, at: int) -> bool:
     return any(token.text == "<<" and two.text == "32" for token, two in pairwise(before))
 
 
-def _braces(code: Code) -> Iterator[SourceHazard]:
-    for at, given in launches(code):
-        if code.tokens[at].text == "<<<" and any(tokens and tokens[0].text == "{" for tokens in given[:2]):
-            what = "a grid or block in braces: HIPIFY makes a macro of the launch, which takes the commas for its own"
-            yield code.hazard(
-                "launch-braces", "error", what, at, "name it before: dim3 block(x, y, 1); <<<grid, block>>>"
-            )
-
-
 def _attributes(code: Code) -> Iterator[SourceHazard]:
     """CUDA's functions are templates of the kernel's type, HIP's take a pointer to void."""
     for name, at, given in code.foreign_calls(tuple(_OF_KERNELS)):
@@ -139,14 +130,4 @@ def _bounds(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("launch-bounds", "error", what, at, "leave it out on ROCm")
 
 
-def _nested(code: Code) -> Iterator[SourceHazard]:
-    for at, token in enumerate(code.tokens):
-        if token.text != "<<<":
-            continue
-        function = code.function(at)
-        if function is not None and {"__global__", "__device__"} & set(function.returns):
-            what = f"{function.name} runs on the device and launches a kernel, which HIP does not support"
-            yield code.hazard("nested-launch", "error", what, at, "launch it from the host, or loop inside one kernel")
-
-
-LAUNCH_RULES = (_grids, _braces, _attributes, _bounds, _nested)
+LAUNCH_RULES = (_grids, _attributes, _bounds)

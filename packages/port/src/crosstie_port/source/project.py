@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from crosstie_port.source.lexer import CppToken, Directive, Names, Value, closing, evaluate, lex, outline
+from crosstie_port.source.lexer import CppToken, Directive, Names, Value, evaluate, lex, outline
 
 # Macros of NVIDIA's compiler and headers, which a build for ROCm lacks. __CUDACC__ is not among them: HIPIFY makes
 # __HIPCC__ of it.
@@ -671,21 +671,6 @@ class Project:
             alias = re.compile(rf"\busing\s+{re.escape(name)}\s*=")
             self._types[name] = any(alias.search(unit.text) for unit in self.units.values())
         return self._types[name]
-
-    def members(self, name: str, path: str) -> frozenset[str]:
-        """Functions that a class which the file sees defines in itself."""
-        head = re.compile(rf"\b(?:class|struct)\s+{re.escape(name)}\b[^;{{}}()]*\{{")
-        texts = (self.units[other].text for other in self.visible[path])
-        tokens = (
-            lex(text[found.end() - 1 :]).tokens for text in texts if name in text for found in head.finditer(text)
-        )
-        inside = (one[: closing(one, 0)] for one in tokens)
-        return frozenset(
-            before.text
-            for body in inside
-            for sign, before, after in zip(body, body[1:], body[2:], strict=False)
-            if after.text == "(" and before.kind == "name" and (sign.kind == "name" or sign.text in ("&", "*", ">"))
-        )
 
     def arrays(self, path: str) -> frozenset[str]:
         """Variables and members that the file, or one around it, declares as std::array."""

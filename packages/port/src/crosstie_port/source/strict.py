@@ -4,12 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from msgspec.structs import replace
-
 from crosstie.core.finding import Severity
-from crosstie_port.source.code import Code, Function, also
+from crosstie_port.source.code import Code, Function
 from crosstie_port.source.hazard import SourceHazard
-from crosstie_port.source.lexer import CppToken, arguments, closing, until
+from crosstie_port.source.lexer import CppToken, arguments, closing
 from crosstie_port.source.widths import in_constant
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
@@ -29,8 +27,6 @@ _QUALIFIERS = frozenset({
 _LEAVES = frozenset({
     "return", "throw", "asm", "__trap", "abort", "__builtin_unreachable", "__asm__", "goto", "assert", "static_assert",
 })  # fmt: skip
-# Members or friends of HIP's vectors, no templates; its + and - are templates, which a function of one's own outdoes.
-_VECTOR_OPERATORS = ("+=", "-=", "*=", "/=", "*", "/")
 _VECTORS = frozenset(
     f"{kind}{width}" for kind in ("float", "double", "int", "uint", "short", "ushort", "char", "uchar", "long", "ulong")
     for width in (1, 2, 3, 4)
@@ -173,24 +169,6 @@ def _leaves(code: Code, inside: set[str]) -> bool:
     return code.project.sees(code.path, re.compile(rf"noreturn[^;{{}}]*\b(?:{called})\s*\("))
 
 
-def _operators(code: Code) -> Iterator[SourceHazard]:
-    """The project's own `float2& operator+=(float2&, const float2&)`: HIP's vectors bring these as members."""
-    found: dict[int, str] = {}
-    for at in code.names.get("operator", ()):
-        if code.text(at + 2) == "(" and code.text(at + 1) in _VECTOR_OPERATORS and not code.is_side_for_amd(at):
-            given = arguments(code.tokens[at + 3 : closing(code.tokens, at + 2)])
-            kinds = [{token.text for token in tokens} & _VECTORS for tokens in given]
-            if len(kinds) == 2 and kinds[0] and kinds[0] == kinds[1]:
-                found.setdefault(code.tokens[at].line, f"operator{code.text(at + 1)} of two {min(kinds[0])}")
-    if found:
-        first, *others = sorted(found)
-        what = f"HIP has {found[first]} itself, so a use of it is ambiguous"
-        # A friend with a copy for its first operand may lose to a reference; a member never does.
-        severity: Severity = "error" if any("=" in one for one in found.values()) else "unknown"
-        hazard = code.line_hazard("overload", severity, what, first, "leave it out on ROCm: #ifndef USE_ROCM around it")
-        yield replace(hazard, evidence=hazard.evidence + also(others))
-
-
 def _braced(code: Code) -> Iterator[SourceHazard]:
     """`float3 v = {x, y};`, `int4 a[4] = {0};`: HIP's vectors have constructors, an explicit one of a single value."""
     for kind in _VECTORS & code.names.keys():
@@ -306,23 +284,6 @@ def _spins(code: Code) -> Iterator[SourceHazard]:
                 yield code.hazard("lane-spin", "unknown", what, at, remedy)
 
 
-def _inherited(code: Code) -> Iterator[SourceHazard]:
-    """`Search(id)` in a template whose base is a template as well: clang looks for it there through this-> alone."""
-    for at in (at for word in ("class", "struct") for at in code.names.get(word, ())):
-        head = until(code.tokens, at, ("{", ";"))
-        bases = [token.text for token, after in pairwise(head) if after.text == "<"]
-        if code.text(at - 1) != ">" or code.text(at + 2) != ":" or not bases:
-            continue
-        body = range(at + len(head), closing(code.tokens, at + len(head)))
-        own = {one.name for one in code.functions if one.head in body}
-        for name in sorted(code.project.members(bases[0], code.path) - own):
-            called = (one for one in code.names.get(name, ()) if one in body and code.text(one + 1) == "(")
-            for one in called:
-                if code.text(one - 1) in ("=", "(", ",", "!", ";", "{", "}", "return", "+", "-", "&&", "||"):
-                    what = f"{name} is a member of {bases[0]}, which depends on the template: clang does not look there"
-                    yield code.hazard("clang-strictness", "unknown", what, one, f"write this->{name}")
-
-
 def _has_result(function: Function) -> bool:
     """By the word before its name: a type, where there is one."""
     before = function.returns[0] if function.returns else ""
@@ -331,7 +292,6 @@ def _has_result(function: Function) -> bool:
 
 
 STRICT_RULES = (
-    _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _operators, _standard,
-    _switched, _braced, _pointers, _spins,
-    _inherited,
+    _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _standard, _switched,
+    _braced, _pointers, _spins,
 )  # fmt: skip
