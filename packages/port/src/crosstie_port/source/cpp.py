@@ -16,7 +16,7 @@ from crosstie_port.source.launches import LAUNCH_RULES
 from crosstie_port.source.lexer import COMPARES, CppToken, closing, number
 from crosstie_port.source.masks import MASK_RULES
 from crosstie_port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
-from crosstie_port.source.rules import NameRule, name_rules, passes_for_hopper, ptx_rule, python_rules
+from crosstie_port.source.rules import NameRule, name_rules, ptx_rule, python_rules
 from crosstie_port.source.shared import SHARED_RULES
 from crosstie_port.source.strict import STRICT_RULES
 from crosstie_port.source.widths import WIDTH_RULES
@@ -268,20 +268,6 @@ def _holds_on(side: Branch, isa: str) -> bool | None:
     return holds_under(side.directive, Macros(defined, lambda name: None))
 
 
-def _capabilities(code: Code) -> Iterator[SourceHazard]:
-    """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
-    for at in code.names.get("major", ()):
-        sign = code.text(at + 1)
-        if code.text(at - 1) not in (".", "->") or sign not in (*COMPARES, "*") or code.is_for_amd(at):
-            continue
-        asked = number(code.text(at + 2)) if sign != "*" else None
-        if asked is not None and not passes_for_hopper(sign, asked):
-            continue
-        what = "a compute capability is compared as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
-        remedy = "ask for gcnArchName on ROCm; a test for Hopper (major >= 9) holds on gfx942 by accident"
-        yield code.hazard("compute-capability", "unknown" if asked is None else "error", what, at, remedy, "gfx9")
-
-
 def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
     unit = code.project.units[code.path]
     source = unit.text.split("\n")
@@ -376,12 +362,6 @@ def _asks_old(token: CppToken) -> bool:
     return token.kind != "number" or (number(token.text) or 0) <= _MASKS_SINCE
 
 
-def _is_of_kernel(code: Code, side: Branch) -> bool:
-    """Whether lines that are left out are a kernel's: then it does less than its work, and nobody is told."""
-    lines = ((code.tokens[one.start].line, code.tokens[one.end].line, one.returns) for one in code.functions)
-    return any("__global__" in returns and first <= side.first and side.last <= last for first, last, returns in lines)
-
-
 def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Severity, str, str] | None:
     """How grave it is, what it is and what cures it, where a side that asks for `name` is a hazard."""
     on_nvidia = _on_nvidia(code, side)
@@ -394,19 +374,13 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
         return None
     if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):
         # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too: often the same in plain C++.
-        return (
-            "unknown"
-            if (side.has_else and not _REFUSAL.search(rest) and not _PTX.search(rest)) or code.project.is_ported
-            else "error",
-            "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this",
-            "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)",
-        )
+        what = "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this"
+        remedy = "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)"
+        return "unknown", what, remedy
     if name == "__CUDA_ARCH__" and side.taken:
-        return (
-            "unknown" if code.project.is_ported else "error",
-            "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled",
-            "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it",
-        )
+        what = "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled"
+        remedy = "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it"
+        return "unknown", what, remedy
     if side.taken:
         refuses = name in _VERSIONS and any(map(_REFUSAL.search, inside))
         what = f"{_lacks(name)}: this side is compiled, which refuses to run"
@@ -414,27 +388,14 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
     if not side.has_else:
         if all(_HINT.search(line) or not _has_code([line]) for line in inside):
             return None
-        left_open = (
-            name in _VERSIONS
-            or code.project.is_ported
-            or not (_is_of_kernel(code, side) or "__global__" in "".join(inside))
-        )
-        return (
-            "unknown" if left_open else "error",
-            f"{_lacks(name)}: these {len(inside)} lines are left out, and nothing takes their place",
-            "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant",
-        )
+        what = f"{_lacks(name)}: these {len(inside)} lines are left out, and nothing takes their place"
+        return "unknown", what, "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant"
     if _REFUSAL.search(rest):
-        return (
-            "unknown" if code.project.is_ported else "error",
-            f"{_lacks(name)}: the other side is compiled, which refuses to run",
-            "add a side for ROCm (#elif defined(USE_ROCM)) before the #else",
-        )
-    return (
-        "note" if name in _VERSIONS else "unknown",
-        f"{_lacks(name)}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}",
-        "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))",
-    )
+        what = f"{_lacks(name)}: the other side is compiled, which refuses to run"
+        return "unknown", what, "add a side for ROCm (#elif defined(USE_ROCM)) before the #else"
+    what = f"{_lacks(name)}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}"
+    remedy = "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))"
+    return "note" if name in _VERSIONS else "unknown", what, remedy
 
 
 def _lacks(name: str) -> str:
@@ -452,7 +413,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 _RULES = (
     *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _capabilities, _texts, _symbols, _target_lists,
+    _texts, _symbols, _target_lists,
 )  # fmt: skip
 
 

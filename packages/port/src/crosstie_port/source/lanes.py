@@ -29,8 +29,6 @@ _BLOCK = re.compile(
 )
 _WARP_OR_LANE = re.compile(r"(?i)warp|lane")
 _LANE = re.compile(r"(?i)^(?:[a-z]+_)?lane(?:_?(?:id|idx|index))?$|^(?:k_?)?tid_in_warp$|^t?l?id_in_warp$")
-_MOST_WARPS = re.compile(r"(?i)(?:max|most)_?(?:num_?)?(?:of_?)?warps?(?!_?size)|warps_?per_?(?:block|cta)")
-_SOME_WARPS = re.compile(r"(?i)^k?(?:num|n)_?warps?(?:_|$|[A-Z])(?!size)")
 _WARPS = re.compile(r"(?i)^k?(?:num|n)_?(?:of_?)?warps\w*$|^warps_?per_?\w+$")
 # What stands for the 32 lanes behind each sign.
 _LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32, "*": 32, "+": 32}
@@ -235,19 +233,6 @@ def _is_thread(code: Code, token: CppToken, at: int) -> bool:
     return declaration is not None and any(cpp_token.text == "threadIdx" for cpp_token in declaration.value)
 
 
-def _blocks(code: Code) -> Iterator[SourceHazard]:
-    """`dim3 block(kWarpSize, kWarpSize)`: 1,024 threads of 32 lanes are 4,096 of 64."""
-    for at in code.names.get("dim3", ()):
-        start = at + 1 if code.text(at + 1) in ("(", "{") else at + 2
-        if code.text(start) in ("(", "{"):
-            given = arguments(code.tokens[start + 1 : closing(code.tokens, start)])
-            sizes = [one for one in given if len(one) == 1 and means_size(one[0].text) and code.value(one, at) == 32]
-            if len(sizes) > 1:
-                what = "a block of a warp's size squared: with 64 lanes it has 4,096 threads, and 1,024 is the most"
-                remedy = "name the tile's 32 apart from the warp's size"
-                yield code.hazard("launch-size", "unknown", what, at, remedy, "wave64")
-
-
 def _loops(code: Code) -> Iterator[SourceHazard]:
     """`for (offset = 16; ...; offset >>= 1)` and `for (mask = 1; mask < 32; mask <<= 1)` around a shuffle."""
     tokens = code.tokens
@@ -277,19 +262,6 @@ def _strides(code: Code) -> Iterator[SourceHazard]:
                 yield code.hazard("lane-arithmetic", _severity(code, at, talk=False), what, at, _FIX, "wave64")
 
 
-def _warps_of_block(code: Code) -> Iterator[SourceHazard]:
-    """`constexpr int kMaxWarps = 32`, `32 / num_warp_groups`: 1,024 threads are 16 wavefronts of 64."""
-    tokens = code.tokens
-    for at, (first, sign, last) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
-        made = sign.text == "=" and _MOST_WARPS.search(first.text) and number(last.text) == 32
-        shared = sign.text == "/" and number(first.text) == 32 and _SOME_WARPS.search(last.text)
-        if (made and code.text(at + 3) in (";", ",", ">")) or shared:
-            what = "a block is taken for up to 32 warps: of 64 lanes, 16 are the most (1,024 threads)"
-            remedy = "take 1024 / warpSize, or 16 on gfx9"
-            severity: Severity = "note" if code.is_for_amd(at) or code.knows_wavefronts else "unknown"
-            yield code.hazard("launch-size", severity, what, at, remedy, "wave64")
-
-
 def _while_loops(code: Code) -> Iterator[SourceHazard]:
     """`int o = 16; while (o > 0) { ... shuffle by o ...; o >>= 1; }`."""
     tokens = code.tokens
@@ -309,12 +281,8 @@ def _while_loops(code: Code) -> Iterator[SourceHazard]:
 def _half(code: Code, at: int) -> SourceHazard:
     what = "this reduction or scan spans 32 lanes, half a wavefront of this target"
     remedy = "start at warpSize / 2 (32 on gfx9), or pass 32 as the width of each shuffle if 32 lanes are meant"
-    return code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
-
-
-def _reduction_severity(code: Code) -> Severity:
-    """Half a wavefront may be meant by code that knows of AMD, but a shuffle without a width needs a look."""
-    return "unknown" if code.knows_wavefronts or code.project.is_ported else "error"
+    severity: Severity = "unknown" if code.knows_wavefronts else "error"
+    return code.hazard("warp-reduction", severity, what, at, remedy, "wave64")
 
 
 def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool:
@@ -368,7 +336,8 @@ def _shuffles(code: Code) -> Iterator[SourceHazard]:
         ):
             what = "shuffles by 16, 8, 4, 2 and 1 span 32 lanes, half a wavefront of this target"
             remedy = "add a step by 32 on gfx9, or pass 32 as the width if 32 lanes are meant"
-            yield code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
+            severity: Severity = "unknown" if code.knows_wavefronts else "error"
+            yield code.hazard("warp-reduction", severity, what, at, remedy, "wave64")
 
 
 def _literal(tokens: Sequence[CppToken]) -> int | None:
@@ -381,4 +350,4 @@ def _shuffles_by(code: Code, name: str, at: int, step: int) -> bool:
     return any(_literal(tokens) == step for given in same for tokens in given)
 
 
-LANE_RULES = (_sizes, _arithmetic, _blocks, _strides, _warps_of_block, _loops, _while_loops, _shuffles)
+LANE_RULES = (_sizes, _arithmetic, _strides, _loops, _while_loops, _shuffles)

@@ -18,8 +18,6 @@ _CONSTANT_FIX = "use a constant per target: 64 under `#if defined(__GFX9__)`, el
 _HOST_FIX = (
     "ask the device: at::cuda::warp_size(), or warpSize of cudaGetDeviceProperties (64 on gfx9, 32 on gfx10 and later)"
 )
-_LANE = ("lane", "lane_id", "laneid", "lane_idx", "laneId", "laneIdx")
-_WARP = ("warp", "warp_id", "warpid", "wid", "warp_idx", "warpId", "warpIdx", "wrap_id")
 
 
 def _places(code: Code) -> Iterator[tuple[int, str]]:
@@ -120,44 +118,4 @@ def _on_host(code: Code) -> Iterator[SourceHazard]:
                 yield from (code.hazard("warp-size-host", "error", what, at, _HOST_FIX, on) for at in used)
 
 
-def _partials(code: Code) -> Iterator[SourceHazard]:
-    """`sums[warp] = ...` by each warp, and `sums[lane]` read by every lane: wider wavefronts mean fewer warps."""
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text not in _LANE or code.text(at - 1) != "[" or code.text(at + 1) != "]":
-            continue
-        array, function = code.text(at - 2), code.function(at)
-        whole = code.text(at - 3) == "=" and code.text(at + 2) == ";"
-        if function is None or not whole or any(cpp_token.text == "?" for cpp_token in tokens[max(0, at - 12) : at]):
-            continue
-        written = any(
-            function.start < other < at and code.text(other + 1) == "[" and code.text(other + 2) in _WARP
-            for other in code.names.get(array, ())
-        )
-        if written and not _is_of_32(code, token.text, at) and not _is_guarded(tokens, at, function.start, token.text):
-            what = f"every lane reads {array}, which has one value a warp: 1,024 threads are 16 warps here, not 32"
-            remedy = f"read it where {token.text} is less than the number of warps, and zero elsewhere"
-            yield code.hazard("warp-partials", "error", what, at, remedy, "wave64")
-
-
-def _is_of_32(code: Code, lane: str, at: int) -> bool:
-    """Whether a lane is one of 32 by definition, `threadIdx.x % WARP_SIZE` of a 32: then there are 32 of its groups."""
-    made = code.made_of(lane, at)
-    return any(
-        (sign.text, code.value(made[index + 2 :], at)) in (("%", 32), ("&", 31)) for index, sign in enumerate(made[1:])
-    )
-
-
-def _is_guarded(tokens: Sequence[CppToken], at: int, start: int, lane: str) -> bool:
-    """Behind `if (lane < ...)` or `if (threadIdx.x < blockDim.x / ...)` of the same statement or the block around."""
-    begin = max(start, at - 30)
-    near = [token.text for token in tokens[begin:at]]
-    return any(
-        near[i] == "if"
-        and "<" in near[i : i + 8]
-        and (lane in near[i : i + 6] or ("threadIdx" in near[i : i + 4] and "blockDim" in near[i + 6 : i + 12]))
-        for i in range(len(near))
-    )
-
-
-WIDTH_RULES = (_constants, _on_host, _partials)
+WIDTH_RULES = (_constants, _on_host)
