@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding, Location, Severity, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie_port.source.builds import Lists, build_hazards, by_torch, may_hipify, read_lists
+from crosstie_port.source.builds import build_hazards, by_torch, left_out_by_lists, may_hipify
 from crosstie_port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie_port.source.code import shorten, streams
 from crosstie_port.source.cpp import hazards_in
@@ -32,8 +32,6 @@ VERDICTS = {
 NOTHING_TO_PORT = "nothing to port"
 # What an error becomes behind a switch of NVIDIA's; one that leaves such a thing out need only be set.
 SEVERITY_BEHIND: dict[str, Severity] = {"library": "note", "refusal": "setting", "switch": "unknown"}
-# What an error of a tree that runs on AMD says where it has no proof.
-NOT_SHOWN = "; nothing shows that ROCm compiles this file"
 # Checks of which more than a third of the errors judged on trees that run on AMD were false at first sight
 # (benchmarks/source_precision.py prints each check's record): there they are worth a look, and no more.
 OFTEN_FALSE = frozenset({
@@ -69,11 +67,6 @@ class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
     converted: HipifyCounts | None
     opinion: Opinion | None
 
-    @property
-    def not_shown(self) -> int:
-        """How many findings would be errors if ROCm compiled their files, which nothing shows."""
-        return sum(finding.what.endswith(NOT_SHOWN) for finding in self.findings)
-
 
 def preflight_source(
     path: str | Path, *, on: str | Sequence[str], hipify: bool = True, clang: str | None = None, use_clang: bool = True,
@@ -92,9 +85,8 @@ def preflight_source(
         hazards += files.hazards
         compiler = find_compiler(clang, targets) if use_clang and hipify else None
         on_progress(0, len(files.cpp), "reading preprocessor lines")
-        lists, names = read_lists(files), CudaNames()
-        left_out = _left_out(files, lists)
-        project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out, named=lists.named)
+        names, left_out = CudaNames(), _left_out(files)
+        project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out)
         hazards += _read(files, project, names, on_progress)
         hazards += _unconverted(files, project, names)
         if hipify and files.cpp:
@@ -123,11 +115,11 @@ def preflight_source(
     )
 
 
-def _left_out(files: Files, lists: Lists) -> dict[str, str]:
+def _left_out(files: Files) -> dict[str, str]:
     """Files that a build for ROCm does not compile, each with the reason: its lists of sources, or the file's name."""
     folders, stems = files.folders, files.stems
     by_name = "the file is NVIDIA's by its name, and the tree has a side for AMD"
-    by_list = {path: f"{place} leaves this file out on ROCm" for path, place in lists.left_out.items()}
+    by_list = {path: f"{place} leaves this file out on ROCm" for path, place in left_out_by_lists(files).items()}
     has_side = hip_builds(files.build) or files.asks_for_hip or any(map(_FOR_ROCM.search, files.cpp.values()))
     texts = files.cpp | files.build if has_side else {}
     named = (path for path in texts if is_nvidia(path, folders, stems) and not includes_twin(path, texts[path]))
@@ -209,8 +201,6 @@ def _beside_amd(
             return "unknown", by_caller
         if hazard.check in OFTEN_FALSE:
             return "unknown", by_record
-        if hazard.file in project.units and hazard.file not in project.shown:
-            return "unknown", NOT_SHOWN
         return "error", ""
 
     return [replace(one, severity=severity, what=one.what + why) for one in hazards for severity, why in [judged(one)]]

@@ -90,7 +90,6 @@ _JINJA = re.compile(r"^[ \t]*\{%-?\s*(if|elif|else|endif)\b(.*?)-?%\}[ \t]*$", r
 _SPACE = re.compile(r"^[ \t]*namespace[ \t]+([A-Za-z_]\w*)[\w: \t]*\{", re.MULTILINE)
 _JINJA_PART = re.compile(r"\s+(and|or)\s+")
 _HEADERS = (".h", ".hpp", ".cuh", ".inl", ".hh", ".hxx", ".inc", ".in")
-_CONDITIONS = frozenset({"if", "ifdef", "ifndef", "elif", "elifdef", "elifndef"})
 # Macros may be defined by macros whose own state changes; a chain longer than this stays open.
 _ROUNDS = 4
 
@@ -165,12 +164,6 @@ def rocm_value(name: str) -> Value:
     # A switch asked for its value, `#if PADDLE_WITH_HIP`; a version has one that is not known.
     is_switch = known is None and rocm_defines(name) and not _VERSION.search(name)
     return 1 if is_switch else known
-
-
-def _speaks_of_rocm(directive: Directive) -> bool:
-    if directive.header:
-        return directive.header.startswith("hip/")
-    return directive.word in _CONDITIONS and (asks_for_rocm(directive) or _needs(directive, _OF_AMD.search))
 
 
 class _Open(msgspec.Struct):
@@ -421,11 +414,10 @@ class Project:
         texts: Mapping[str, str],
         by_hipify: bool = True,
         left_out: Collection[str] = (),
-        named: Collection[str] = (),
     ):
         """`by_hipify`: whether the tree, where it is built for ROCm, may be built from HIPIFY's output; `left_out`:
-        files that such a build does not compile, by its lists of sources; `named`: files that they name for it."""
-        self._by_hipify, self._left_out, self._named = by_hipify, frozenset(left_out), frozenset(named)
+        files that such a build does not compile, by its lists of sources."""
+        self._by_hipify, self._left_out = by_hipify, frozenset(left_out)
         self.units = {path: read_unit(path, without_jinja(text)) for path, text in texts.items()}
         self._definitions: dict[str, list[Definition]] = {}
         for unit in self.units.values():
@@ -635,25 +627,6 @@ class Project:
             any(side.for_rocm for side in unit.sides) or any(one.header.startswith("hip/") for one in unit.directives)
             for unit in self.units.values()
         )
-
-    @cached_property
-    def shown(self) -> frozenset[str]:
-        """Files of which something shows that ROCm compiles them: a list of sources, a side for ROCm or a header of
-        HIP in them, or a file of these that includes them."""
-        waiting = [
-            path
-            for path, unit in self.units.items()
-            if path not in self._left_out
-            and (path in self._named or path.endswith(".hip") or any(map(_speaks_of_rocm, unit.directives)))
-        ]
-        found = set(waiting)
-        while waiting:
-            unit = self.units[waiting.pop()]
-            for line, other in self._includes[unit.path]:
-                if other not in found and other not in self._left_out and not unit.is_dead(line):
-                    found.add(other)
-                    waiting.append(other)
-        return frozenset(found)
 
     @cached_property
     def own_spaces(self) -> frozenset[str]:
