@@ -1,7 +1,7 @@
 """Conditions on NVIDIA's macros, and what a build for ROCm makes of them."""
 
 import pytest
-from tests.port.source.snippets import checks, findings, kernel, names
+from tests.port.source.snippets import findings, kernel, names
 
 
 def severities(text: str) -> list[str]:
@@ -76,9 +76,3 @@ def test_sides_that_are_right(text: str) -> None:
 def test_lists_of_targets_without_a_newer_one(condition: str, on: str, expected: set[str]) -> None:
     text = f"#if {condition}\nint a() {{ return 1; }}\n#else\nint a() {{ return 2; }}\n#endif\n"
     assert names(text, on=on) & {"target-list"} == expected
-
-
-def test_functions_that_are_asked_for_by_name() -> None:
-    assert ("cuda-symbol", 1) in checks('void* f = dlsym(library, "cuMemCreate_v2");\n')
-    for harmless in ('dlsym(library, "my_function")', 'dlsym(library, "hipMalloc")', 'print("cuMemCreate")'):
-        assert "cuda-symbol" not in names(f"void* f = {harmless};\n")

@@ -302,15 +302,6 @@ class Code:
             for _, given in self.calls(name)
         )
 
-    @cached_property
-    def has_side_for_amd(self) -> bool:
-        return (
-            self._file_is_for_amd
-            or self.knows_wavefronts
-            or self.leaves_lanes_to_headers
-            or any(side.for_rocm for side in self.project.units[self.path].sides)
-        )
-
     def is_for_amd(self, at: int) -> bool:
         """Whether a place is in a file, or behind a condition, for AMD alone."""
         return self._file_is_for_amd or self.is_side_for_amd(at)

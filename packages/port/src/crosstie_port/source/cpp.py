@@ -60,11 +60,6 @@ _MASKS_SINCE = 9000
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
 _OF_CUDA = re.compile(r"\s*#\s*include\s*<cu")
 _LINES_OF_REST = 30
-_ASKERS = frozenset({
-    "dlsym", "GetProcAddress", "cuGetProcAddress", "cuGetProcAddress_v2", "cudaGetDriverEntryPoint",
-    "cudaGetDriverEntryPointByVersion",
-})  # fmt: skip
-_SYMBOL = re.compile(r"^(?:cuda|cu|nvrtc|nvml|cublas|cudnn)[A-Z]\w+$")
 # Longer strings are messages, which may speak of anything.
 _LONGEST_NAME = 40
 
@@ -230,17 +225,6 @@ def _texts(code: Code) -> Iterator[SourceHazard]:
         for rule in rules:
             if rule.pattern is not None and rule.pattern.search(token.text):
                 yield code.hazard(rule.id, rule.severity, rule.says, at, rule.remedy)
-
-
-def _symbols(code: Code) -> Iterator[SourceHazard]:
-    """Functions that are asked for by name: dlsym(library, "cuMemCreate_v2"), also where a macro makes the name."""
-    for caller in _ASKERS & code.names.keys():
-        for at, given in code.calls(caller):
-            named = next((token.text for tokens in given for token in tokens if token.kind == "string"), "")
-            if _SYMBOL.match(named) and not code.is_for_amd(at):
-                what = f"{named} is asked for by its name: HIPIFY changes names in strings, but none with _v2"
-                remedy = "ask AMD's library for HIP's name under #ifdef USE_ROCM"
-                yield code.hazard("cuda-symbol", "unknown", what, at, remedy)
 
 
 def _target_lists(code: Code) -> Iterator[SourceHazard]:
@@ -413,7 +397,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 _RULES = (
     *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _texts, _symbols, _target_lists,
+    _texts, _target_lists,
 )  # fmt: skip
 
 

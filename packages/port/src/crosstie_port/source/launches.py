@@ -114,20 +114,4 @@ def _is_void(code: Code, given: Sequence[CppToken], at: int) -> bool:
     return any(token.text == "void" for token in made) or code.points_to(given[0].text, at) == "void"
 
 
-def _bounds(code: Code) -> Iterator[SourceHazard]:
-    for at, given in code.calls("__launch_bounds__"):
-        if len(given) < 2 or code.value(given[1], at) == 1:
-            continue
-        # Where the file has a side for AMD, somebody has chosen the number with HIP in view, or could have.
-        severity: Severity = "note" if code.has_side_for_amd else "slow"
-        what = "the second launch bound is blocks a multiprocessor in CUDA and wavefronts a SIMD unit in HIP"
-        remedy = (
-            "on ROCm give blocks x threads / (wavefront x 4) there, or leave it out: too high a number spills registers"
-        )
-        yield code.hazard("launch-bounds", severity, what, at, remedy)
-        if len(given) > 2:
-            what = "HIP's __launch_bounds__ has no third argument (blocks a cluster)"
-            yield code.hazard("launch-bounds", "error", what, at, "leave it out on ROCm")
-
-
-LAUNCH_RULES = (_grids, _attributes, _bounds)
+LAUNCH_RULES = (_grids, _attributes)
