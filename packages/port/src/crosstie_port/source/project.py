@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from crosstie_port.source.lexer import CppToken, Directive, Names, Value, evaluate, lex, outline
+from crosstie_port.source.lexer import CppToken, Directive, Names, Value, evaluate, lex
 
 # Macros of NVIDIA's compiler and headers, which a build for ROCm lacks. __CUDACC__ is not among them: HIPIFY makes
 # __HIPCC__ of it.
@@ -395,7 +395,9 @@ def read_unit(path: str, text: str) -> SourceFile:
         if not (found[1] and _passes_on(text, found))
     }
     taken = taken_lines([], len(newlines) + 1)
-    return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made, taken=taken)
+    return SourceFile(
+        path=path, text=text, directives=lex(text).directives, constants=constants, made=made, taken=taken
+    )
 
 
 def _passes_on(text: str, made: re.Match[str]) -> bool:

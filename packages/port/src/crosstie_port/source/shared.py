@@ -1,13 +1,13 @@
 """Shared memory: static arrays, opt-ins and launches against the local memory that a workgroup of the target has."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from crosstie.core.finding import Severity
-from crosstie_port.source.code import Code, Function, skip_angles, template_of
+from crosstie_port.source.code import Code, Function
 from crosstie_port.source.hazard import SourceHazard
 from crosstie_port.source.launches import launches
-from crosstie_port.source.lexer import CppToken, Value, arguments, closing, size_of, statements, until
+from crosstie_port.source.lexer import CppToken, Value, arguments, closing, size_of, until
 
 _OPT_IN = "cudaFuncAttributeMaxDynamicSharedMemorySize"
 _OPT_IN_NAMES = (
@@ -34,19 +34,12 @@ def _static(code: Code) -> Iterator[SourceHazard]:
         if code.text(at - 1) != "extern":
             by_function.setdefault(code.function(at), []).append(at)
     for function, places in by_function.items():
-        best = max(sum(_sizes(code, places, binding).values()) for binding in _bindings(code, function))
-        if best > _LEAST_LDS:
-            plain = _sizes(code, places, {})
-            name = function.name if function else "this file"
-            yield from _over(code, f"the arrays of {name}", best, max(plain, key=lambda at: plain[at]))
+        sizes = {at: _bytes(code, until(code.tokens, at + 1, (";", "{")), at) or 0 for at in places}
+        name = function.name if function else "this file"
+        yield from _over(code, f"the arrays of {name}", sum(sizes.values()), max(sizes, key=lambda at: sizes[at]))
 
 
-def _sizes(code: Code, places: Sequence[int], binding: Mapping[str, int]) -> dict[int, int]:
-    """Bytes of what is declared at each place, 0 where that is not known."""
-    return {at: _bytes(code, until(code.tokens, at + 1, (";", "{")), at, binding) or 0 for at in places}
-
-
-def _bytes(code: Code, statement: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
+def _bytes(code: Code, statement: Sequence[CppToken], at: int) -> Value:
     """The size of `float a[64][65], b[32]`; None where a type or a dimension is not known."""
     words: list[str] = []
     index = 0
@@ -58,63 +51,19 @@ def _bytes(code: Code, statement: Sequence[CppToken], at: int, binding: Mapping[
             continue
         if statement[index].kind == "name" and following in ("[", ",", "", "="):
             break
-        if following == "<" and (after := skip_angles(statement, index + 1)) > index + 1:
-            words += [token.text for token in statement[index:after]]
-            index = after
-            continue
         words.append(text)
         index += 1
-    element = binding.get(words[-1]) if words and words[-1] in binding else size_of(words)
-    if element is None and words:
-        element = _structure(code, statement[:index], at, binding)
-    if element is None:
-        return None
-    total = 0
-    for declarator in arguments(statement[index:]):
-        elements = _elements(code, declarator, at, binding)
-        if elements is None:
-            return None
-        total += elements * element
-    return total
+    element = size_of(words)
+    counts = [_elements(code, declarator, at) for declarator in arguments(statement[index:])]
+    known = [count for count in counts if count is not None]
+    return element * sum(known) if element is not None and len(known) == len(counts) else None
 
 
-def _structure(code: Code, kind: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
-    """The bytes of a structure of plain members that the file defines, without padding: `Tile`, `Tile<float, 64>`."""
-    tokens = code.tokens
-    angle = next((index for index, token in enumerate(kind) if token.text == "<"), len(kind))
-    name = kind[angle - 1].text if angle else ""
-    for place in code.names.get(name, ()):
-        if code.text(place - 1) not in ("struct", "union") or code.text(place + 1) != "{" or place >= at:
-            continue
-        end = closing(tokens, place + 1)
-        bound = {**binding, **_given(code, template_of(tokens, place), kind[angle + 1 : -1], at, binding)}
-        sizes = [_bytes(code, statement, place, bound) for statement in statements(tokens[place + 2 : end])[:-1]]
-        known = [size for size in sizes if size is not None]
-        if len(known) < len(sizes):
-            return None
-        return max(known, default=0) if tokens[place - 1].text == "union" else sum(known)
-    return None
-
-
-def _given(
-    code: Code, template: Sequence[tuple[str, object]], kinds: Sequence[CppToken], at: int, binding: Mapping[str, int]
-) -> dict[str, int]:
-    """What the parameters of a template become between its angle brackets: numbers, and types by their bytes."""
-    found: dict[str, int] = {}
-    for (parameter, _), given in zip(template, arguments(kinds), strict=False):
-        value = code.value(given, at, binding)
-        size = size_of([token.text for token in given]) if value is None else value
-        if size is not None:
-            found[parameter] = size
-    return found
-
-
-def _elements(code: Code, declarator: Sequence[CppToken], at: int, binding: Mapping[str, int]) -> Value:
+def _elements(code: Code, declarator: Sequence[CppToken], at: int) -> Value:
     elements, index = 1, 1
     while index < len(declarator) and declarator[index].text == "[":
         end = closing(declarator, index)
-        inside = declarator[index + 1 : end]
-        value = code.value(inside, at, binding)
+        value = code.value(declarator[index + 1 : end], at)
         if value is None:
             return None
         elements *= value
@@ -122,29 +71,12 @@ def _elements(code: Code, declarator: Sequence[CppToken], at: int, binding: Mapp
     return elements
 
 
-def _bindings(code: Code, function: Function | None) -> list[dict[str, int]]:
-    """What a template's parameters may be: its defaults, and what the file instantiates it with."""
-    if function is None or not function.template:
-        return [{}]
-    defaults: dict[str, int] = {}
-    for name, default in function.template:
-        value = code.value(default, function.start) if default else None
-        if value is not None:
-            defaults[name] = value
-    found = [defaults]
-    for at in code.names.get(function.name, ()):
-        if code.text(at + 1) == "<":
-            kinds = code.tokens[at + 2 : max(skip_angles(code.tokens, at + 1) - 1, at + 2)]
-            found.append({**defaults, **_given(code, function.template, kinds, at, {})})
-    return found
-
-
 def _opt_ins(code: Code) -> Iterator[SourceHazard]:
     for name in _OPT_IN_NAMES:
         for at in code.names.get(name, ()):
             if code.text(at + 1) != ",":
                 continue
-            size = _run_time(code, until(code.tokens, at + 2, (",",)), at)
+            size = code.value(until(code.tokens, at + 2, (",",)), at, through_variables=True)
             if size is None and code.is_for_amd(at):
                 continue
             if size is None:
@@ -155,31 +87,11 @@ def _opt_ins(code: Code) -> Iterator[SourceHazard]:
                 yield from _over(code, "an opt-in", size, at)
 
 
-def _run_time(code: Code, tokens: Sequence[CppToken], at: int) -> Value:
-    return code.value(_with_sizes(code, tokens, at), at, through_variables=True)
-
-
-def _with_sizes(code: Code, tokens: Sequence[CppToken], at: int) -> list[CppToken]:
-    """The same with `sizeof(Storage)` as a number, where Storage is a structure of the file."""
-    cpp_tokens: list[CppToken] = []
-    index = 0
-    while index < len(tokens):
-        token = tokens[index]
-        if [cpp_token.text for cpp_token in tokens[index : index + 2]] == ["sizeof", "("]:
-            end = closing(tokens, index + 1)
-            size = _structure(code, tokens[index + 2 : end], at, {})
-            if size is not None:
-                token, index = CppToken("number", str(size), token.line), end
-        cpp_tokens.append(token)
-        index += 1
-    return cpp_tokens
-
-
 def _launches(code: Code) -> Iterator[SourceHazard]:
     for at, given in launches(code):
-        size = _run_time(code, given[2], at) if code.text(at) == "<<<" and len(given) > 2 else None
-        if size is not None:
-            yield from _over(code, "this launch", size, at)
+        if code.text(at) == "<<<" and len(given) > 2:
+            size = code.value(given[2], at, through_variables=True)
+            yield from _over(code, "this launch", size or 0, at)
 
 
 def _constants(code: Code) -> Iterator[SourceHazard]:
