@@ -83,13 +83,6 @@ def test_functions_that_hip_has_as_well() -> None:
     assert "overload" not in names(own.replace("float*", "Half*")) | names("template <typename T> " + own)
 
 
-def test_what_clang_wants_to_be_told() -> None:
-    text = "struct Any { using ScanT = int; };\ntemplate <typename A> __device__ void f(int s) {\n  A::ScanT(s).Scan(s);\n}\n"
-    assert ("clang-strictness", 3) in checks(text)
-    assert "clang-strictness" not in names(text.replace("  A::", "  typename A::"))
-    assert "clang-strictness" not in names(text.replace("using ScanT = int;", "static Any ScanT(int);"))
-
-
 def test_a_result_without_a_return() -> None:
     text = "template <typename T> __device__ __forceinline__ T last(const T* x, int n) {{\n  T v = x[0];\n  {}\n}}\n"
     assert ("clang-strictness", 1) in checks(text.format(""))

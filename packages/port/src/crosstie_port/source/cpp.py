@@ -18,7 +18,7 @@ from crosstie_port.source.masks import MASK_RULES
 from crosstie_port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
 from crosstie_port.source.rules import NameRule, name_rules, ptx_rule, python_rules
 from crosstie_port.source.shared import SHARED_RULES
-from crosstie_port.source.strict import STRICT_RULES
+from crosstie_port.source.strict import STRICT_RULES, switched
 from crosstie_port.source.widths import WIDTH_RULES
 
 _WORDS = ("asm", "__asm__", "__asm")
@@ -79,7 +79,8 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         if (rule.unless and rule.unless.search(unit.text)) or (rule.requires and not rule.requires.search(unit.text)):
             continue
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
-        own = frozenset() if project.includes(path, rule.headers) else project.own_spaces
+        foreign = not rule.qualified or project.includes(path, rule.headers)
+        own = frozenset[str]() if foreign else project.own_spaces
         for code in codes:
             lines |= _places(rule, code, own)
         if (asked := rule.unless_asked) is not None:
@@ -217,20 +218,20 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
 def _texts(code: Code) -> Iterator[SourceHazard]:
     """Libraries that are loaded and tools that are run by their names: dlopen("libcuda.so.1")."""
     text = code.project.units[code.path].text
-    named = [python_rule for python_rule in python_rules("string") if python_rule.id in ("cuda-library", "nvidia-tool")]
-    rules = [python_rule for python_rule in named if python_rule.unless is None or not python_rule.unless.search(text)]
+    rules = [rule for rule in python_rules("string") if rule.id in ("cuda-library", "nvidia-tool")]
     for at, token in enumerate(code.tokens):
         if token.kind != "string" or len(token.text) > _LONGEST_NAME or code.is_for_amd(at):
             continue
         for rule in rules:
-            if rule.pattern is not None and rule.pattern.search(token.text):
+            named = rule.pattern is not None and rule.pattern.search(token.text)
+            if named and not (rule.unless and rule.unless.search(text)):
                 yield code.hazard(rule.id, rule.severity, rule.says, at, rule.remedy)
 
 
 def _target_lists(code: Code) -> Iterator[SourceHazard]:
     """`#if defined(__gfx90a__) || defined(__gfx942__)`: a list of targets that a newer one is missing from."""
     unit = code.project.units[code.path]
-    for side in unit.sides if not code.parameters else ():
+    for side in unit.sides:
         named = targets_in(" ".join(token.text for token in side.directive.tokens))
         # Steppings of one chip are one: what stands behind them may be its FP8 dialect.
         chips = {re.sub("^gfx94[01]$", "gfx942", one) for one in named}
@@ -396,8 +397,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 
 _RULES = (
-    *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _texts, _target_lists,
+    *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES, _texts,
 )  # fmt: skip
 
 
@@ -407,7 +407,9 @@ def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:
 
 def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     """`codes`: the file's own code first, then the bodies of its macros."""
-    hazards = [*macro_sizes(codes[0]), *architecture_hazards(codes[0]), *name_hazards(path, codes)]
+    hazards = list(name_hazards(path, codes))
+    for of_file in (macro_sizes, architecture_hazards, switched, _target_lists):
+        hazards += of_file(codes[0])
     for code in codes:
         for rule in _RULES:
             hazards += rule(code)

@@ -1,8 +1,8 @@
 """A patch for findings that one line's change cures on both platforms; the tree itself is not written to.
 
-64-bit masks by platform, a macro of the warp's size by target, a lane's bit, pointers to kernels,
-typename; caps of grids whose kernel loops over them. What needs more than its own line (ballots, a kernel
-with a block for each part of its work) is left to whoever knows the kernel.
+64-bit masks by platform, a macro of the warp's size by target, a lane's bit, pointers to kernels, caps of grids whose
+kernel loops over them. What needs more than its own line (ballots, a kernel with a block for each part of its work) is
+left to whoever knows the kernel.
 """
 
 import difflib
@@ -46,7 +46,6 @@ _DEFINED = re.compile(r"^(\s*#\s*define\s+(\w+)\s+\(?)(0[xX][fF]{8}[uU]?)(\)?\s*
 _NAMED = re.compile(r"32-bit mask \((\w+)\)")
 _LANE_BIT = re.compile(r"\b1[uU]?(\s*<<\s*\(?\s*\w*(?:lane|threadIdx)\w*)")
 _ATTRIBUTE = re.compile(r"(\b(?:cuda|hip)FuncSet(?:Attribute|CacheConfig)\s*\(\s*)((?:[^,()<>]|<[^<>]*>)+?)\s*(,)")
-_DEPENDENT = re.compile(r"(?<![\w:])(?<!typename )([A-Za-z_]\w*::[A-Za-z_]\w*\s*\()")
 _NARROW = re.compile(r"\b(?:unsigned|int|uint32_t|int32_t|uint)\b(?!\s+long)")
 _SIZE = re.compile(r"^(\s*#\s*define\s+\w+\s+)\(?32\)?(\s*(?://.*)?)$")
 _FIRST_CODE = re.compile(r"^\s*(?:#\s*(?:include|pragma|ifndef|define)\b|//|/\*|\*|$)")
@@ -66,7 +65,6 @@ _FIXES: Mapping[str, Callable[[str], str]] = {
     "lane-bit": lambda line: line if _NARROW.search(line) else _LANE_BIT.sub(r"1ull\1", line),
     "warp-size": _by_target,
     "kernel-attribute": lambda line: _ATTRIBUTE.sub(r"\1reinterpret_cast<const void*>(\2)\3", line),
-    "clang-strictness": lambda line: _DEPENDENT.sub(r"typename \1", line, count=1),
 }
 
 
@@ -139,7 +137,7 @@ def _read(file: Path) -> str | None:
 def _fixed(lines: list[str], finding: Finding) -> bool:
     """Changes the finding's line, or that of the macro that it names; whether it is cured."""
     at = (finding.where.line or 1) - 1
-    if at >= len(lines) or (finding.check == "clang-strictness" and "::" not in finding.what):
+    if at >= len(lines):
         return False
     made = _FIXES[finding.check](lines[at])
     if made != lines[at]:

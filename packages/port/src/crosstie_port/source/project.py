@@ -82,6 +82,10 @@ _KNOWS_WAVEFRONTS = re.compile(
     r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
     r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
 )
+# Code that was written for AMD alone knows its own wavefronts and launch bounds; code for both says so in guards.
+_FOR_AMD = re.compile(r"__builtin_amdgcn_|#[ \t]*include[ \t]*[<\"]hip/|\brocwmma\b|\bck_tile\b")
+_FOR_BOTH = re.compile(r"\b(?:USE_ROCM|__HIP_PLATFORM_\w+|__HIPCC__|__CUDA_ARCH__|__CUDACC__)\b|\w_USE_HIP\b")
+_AMD_FOLDERS = {"rocm", "hip", "amd", "ck", "ck_tile"}
 _ARRAY = re.compile(r"\bstd::array\s*<[^;{}()]*>\s*&?\s*([A-Za-z_]\w*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -340,6 +344,13 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         return self.text.count("\n") + 1
 
     @cached_property
+    def is_for_amd(self) -> bool:
+        """Whether the whole file is for AMD alone, by its name or by what it uses."""
+        if self.path.endswith(".hip") or not _AMD_FOLDERS.isdisjoint(self.path.lower().split("/")[:-1]):
+            return True
+        return _FOR_AMD.search(self.text) is not None and _FOR_BOTH.search(self.text) is None
+
+    @cached_property
     def knows_wavefronts(self) -> bool:
         """Whether it shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
         return _KNOWS_WAVEFRONTS.search(_COMMENT.sub("", self.text)) is not None
@@ -434,7 +445,6 @@ class Project:
         self._reach, self.visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
         self._passes: dict[tuple[str, str], list[bool | None]] = {}
-        self._types: dict[str, bool] = {}
         self._settle()
         self._bury_unreached()
 
@@ -639,13 +649,6 @@ class Project:
         """Whether a file, or one around it, includes a header whose name begins so."""
         seen = (one.header for other in self.visible[path] for one in self.units[other].directives if one.header)
         return any(header.startswith(headers) for header in seen)
-
-    def declares_type(self, name: str) -> bool:
-        """Whether any class of the tree has a type of that name: `using name = ...`."""
-        if name not in self._types:
-            alias = re.compile(rf"\busing\s+{re.escape(name)}\s*=")
-            self._types[name] = any(alias.search(unit.text) for unit in self.units.values())
-        return self._types[name]
 
     def arrays(self, path: str) -> frozenset[str]:
         """Variables and members that the file, or one around it, declares as std::array."""

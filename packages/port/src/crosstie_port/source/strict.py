@@ -134,21 +134,6 @@ def _is_global(tokens: Sequence[CppToken], at: int) -> bool:
     return depth <= 0
 
 
-def _dependent(code: Code) -> Iterator[SourceHazard]:
-    """`Traits::BlockLoadT(storage).Load(...)` in a template of Traits."""
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text != "::" or code.text(at + 2) != "(" or code.text(at - 2) in ("typename", "::", "new"):
-            continue
-        function = code.function(at)
-        if function is None or code.text(at - 1) not in {name for name, _ in function.template}:
-            continue
-        end = closing(tokens, at + 2)
-        if code.text(end + 1) == "." and code.project.declares_type(code.text(at + 1)):
-            what = f"{code.text(at - 1)}::{code.text(at + 1)} is a type of a template: clang must be told so"
-            yield code.hazard("clang-strictness", "error", what, at, "write typename before it")
-
-
 def _returns(code: Code) -> Iterator[SourceHazard]:
     """A device function with a result and no return: clang takes its end for unreachable and drops what follows."""
     for function in code.functions:
@@ -244,11 +229,11 @@ def _on_device(code: Code, at: int) -> bool:
     return function is not None and any(_DEVICE_WORD.search(word) for word in function.returns)
 
 
-def _switched(code: Code) -> Iterator[SourceHazard]:
+def switched(code: Code) -> Iterator[SourceHazard]:
     """`#undef __CUDA_NO_HALF_OPERATORS__`, of which HIP's headers have their own; a macro that HIP no longer sets."""
     unit = code.project.units[code.path]
     for one in unit.directives:
-        if unit.is_dead(one.line) or code.parameters:
+        if unit.is_dead(one.line):
             continue
         names = {token.text for token in one.tokens}
         if one.word == "undef" and one.name.startswith("__CUDA_NO_HALF") and "__HIP_NO_HALF" not in unit.text:
@@ -292,6 +277,6 @@ def _has_result(function: Function) -> bool:
 
 
 STRICT_RULES = (
-    _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _standard, _switched,
+    _missing, _compute_types, _pairs, _own, _loads, _device_members, _returns, _standard,
     _braced, _pointers, _spins,
 )  # fmt: skip
