@@ -1,12 +1,14 @@
 """Files that a build for ROCm leaves out by its lists of sources, and how it comes to HIP."""
 
+import csv
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from tests.port.source.snippets import kernel
 
 from crosstie_port.source.builds import left_out_by_lists, may_hipify
-from crosstie_port.source.check import preflight_source
+from crosstie_port.source.check import OFTEN_FALSE, preflight_source
 from crosstie_port.source.files import Files
 
 HAZARD = kernel('asm volatile("bar.sync 1, 64;");')
@@ -181,6 +183,14 @@ def test_a_map_of_the_project_is_applied_first(tmp_path: Path) -> None:
     for broken in ("{", "[]", '{"custom_map": [1]}', "{}"):
         own.write_text(broken)
         assert preflight_source(tmp_path, on="mi300x", hipify=False).findings != []
+
+
+def test_checks_that_were_often_false_are_those_of_the_record() -> None:
+    table = Path(__file__).parents[3] / "benchmarks" / "results" / "source_precision.csv"
+    judged = Counter((row["check"], row["judged"]) for row in csv.DictReader(table.open()))
+    gone = {"launch-braces", "nested-launch", "warp-partials"}
+    false = {check: judged[check, "false"] for check, _ in judged if check not in gone}
+    assert {check for check, n in false.items() if n > 1 and n > 0.35 * (n + judged[check, "right"])} == OFTEN_FALSE
 
 
 def test_checks_that_were_often_false_are_no_errors_where_the_tree_runs_on_amd(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ VERDICTS = {
 NOTHING_TO_PORT = "nothing to port"
 # What an error becomes behind a switch of NVIDIA's; one that leaves such a thing out need only be set.
 SEVERITY_BEHIND: dict[str, Severity] = {"library": "note", "refusal": "setting", "switch": "unknown"}
-# Checks of which more than a third of the errors judged on trees that run on AMD were false at first sight
-# (benchmarks/source_precision.py prints each check's record): there they are worth a look, and no more.
+# Checks of which two or more, and more than 35%, of all judged errors were false at first sight
+# (benchmarks/source_precision.py prints each check's record): on trees that run on AMD they ask for a look, no more.
 OFTEN_FALSE = frozenset({
     "architecture-macro", "cluster-launch", "compute-capability", "cuda-build", "cuda-library", "cudnn",
     "device-binary", "fp8-range", "fp8-types", "hip-release", "hipify-header", "hipify-leftover", "libcudacxx",
