@@ -17,9 +17,7 @@ from crosstie_port.source.lexer import COMPARES, CppToken, closing, number
 from crosstie_port.source.masks import MASK_RULES
 from crosstie_port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
 from crosstie_port.source.rules import NameRule, name_rules, ptx_rule, python_rules
-from crosstie_port.source.shared import SHARED_RULES
 from crosstie_port.source.strict import STRICT_RULES, switched
-from crosstie_port.source.widths import WIDTH_RULES
 
 _WORDS = ("asm", "__asm__", "__asm")
 _BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
@@ -397,7 +395,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 
 _RULES = (
-    *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES, _texts,
+    *LANE_RULES, *MASK_RULES, assembly_hazards, *LAUNCH_RULES, *STRICT_RULES, _texts,
 )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 from crosstie.core.finding import Severity
 from crosstie_port.source.code import Code, Function
 from crosstie_port.source.hazard import SourceHazard
+from crosstie_port.source.lanes import in_constant
 from crosstie_port.source.lexer import CppToken, arguments, closing
-from crosstie_port.source.widths import in_constant
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
 _BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
