@@ -12,7 +12,6 @@ from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.options import whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, heading, print_json, say, show_table
-from crosstie.core.errors import BadInput
 from crosstie.core.figures import number
 from crosstie_port.kernels.aiter import Coverage, aiter_coverage
 from crosstie_port.kernels.report import KernelRow, compilation_json, preflight_kernels
@@ -84,8 +83,6 @@ def command(
     """
     if aiter:
         return _show_aiter(what or "", names_in(chosen), reporting["as_json"])
-    if what is None:
-        raise BadInput("give a file or a module")
     with progress() as on_progress:
         found = preflight_kernels(
             what, on=names_in(chosen), spec=spec, launch=launch, max_configs=max_configs, jobs=jobs,

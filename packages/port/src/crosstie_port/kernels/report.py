@@ -62,9 +62,10 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preflight_kernels(
-    what: str | Path, *, on: str | Sequence[str], spec: str | Path | None = None, launch: Sequence[str] = (),
-    max_configs: int | None = None, jobs: int | None = None, timeout_s: float = 120.0, python: str = sys.executable,
-    cached: bool = True, catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+    what: str | Path | None = None, *, on: str | Sequence[str], spec: str | Path | None = None,
+    launch: Sequence[str] = (), max_configs: int | None = None, jobs: int | None = None, timeout_s: float = 120.0,
+    python: str = sys.executable, cached: bool = True, catalog: Catalog | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> KernelReport:  # fmt: skip
     """Compiles the Triton kernels of a file or module for each target, and says what a launch there would hit.
 
@@ -78,6 +79,8 @@ def preflight_kernels(
     targets = [target(catalog, name) for name in (names_in(on) if isinstance(on, str) else on)]
     if not targets:
         raise BadParameter("on", "names no accelerator")
+    if what is None:
+        raise BadInput("give a file or a module")
     options = KernelOptions(
         what=_file_or_module(str(what)),
         spec=str(spec) if spec else _spec_beside(str(what)),
