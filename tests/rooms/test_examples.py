@@ -69,7 +69,7 @@ def test_the_client_is_answered() -> None:
 
 def test_every_example_is_listed_and_run_by_something() -> None:
     """Files of other folders than those above are in a tutorial, which tests/rooms/test_tutorials.py runs. The plugin is
-    run by tests/run/service/test_plugins.py; recorded machines are read whole by tests/port/doctor, and measured runs by
+    run by tests/run/service/test_plugins.py, launches of vLLM's kernels by tests/port/kernels/test_vllm.py; recorded machines are read whole by tests/port/doctor, and measured runs by
     tests/prove/calibration."""
     listed = (EXAMPLES / "README.md").read_text()
     tutorials = "".join(page.read_text() for page in (ROOT / "docs" / "tutorials").glob("*.md"))
@@ -77,6 +77,7 @@ def test_every_example_is_listed_and_run_by_something() -> None:
         read_whole = (
             EXAMPLES / "machines",
             EXAMPLES / "plugin",
+            EXAMPLES / "port" / "vllm_launches.py",
             *(EXAMPLES / "results").glob("h200-*"),
         )
         if file.name == "README.md" or any(map(file.is_relative_to, read_whole)):

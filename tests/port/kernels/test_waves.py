@@ -9,7 +9,7 @@ from msgspec import structs
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
-from crosstie_port.kernels.checks import deep_pipeline, idle_lanes
+from crosstie_port.kernels.checks import deep_pipeline
 from crosstie_port.kernels.compilation import Compilation
 from crosstie_port.kernels.targets import target
 from crosstie_port.kernels.wave_hints import wave_hints
@@ -30,10 +30,10 @@ def copy(x, o, N: tl.constexpr):
 HEAD = KERNEL.count("\n")
 
 
-def compiled(file: Path, on: str, constants: dict[str, Any] | None = None, largest: int = 512) -> Compilation:
+def compiled(file: Path, on: str, constants: dict[str, Any] | None = None) -> Compilation:
     """As `running` makes one of a child's answer."""
     job = {"kernel": "copy", "file": str(file), "line": 9, "constexprs": constants or {}, "options": {}, "grid": []}
-    result = {"status": "compiled", "num_warps": 4, "largest_tensor": largest}
+    result = {"status": "compiled", "num_warps": 4}
     return Compilation(job=job, result=result, target=target(Catalog([]), on))
 
 
@@ -106,12 +106,3 @@ def test_a_pipeline_that_leaves_room_for_one_workgroup(tmp_path: Path) -> None:
     # Over the limit: then it is another finding.
     assert told("gfx942", 3, 98304) == []
     assert told("sm_90", 3, 163840) == []
-
-
-def test_a_tile_for_half_of_the_lanes(tmp_path: Path) -> None:
-    file = tmp_path / "source.py"
-    assert [one.severity for one in idle_lanes(compiled(file, "gfx942", largest=128))] == ["note"]
-    assert list(idle_lanes(compiled(file, "gfx942", largest=256))) == []
-    # Too small for 32 lanes a warp as well: then it is no question of the wave.
-    assert list(idle_lanes(compiled(file, "gfx942", largest=64))) == []
-    assert list(idle_lanes(compiled(file, "sm_90", largest=128))) == []

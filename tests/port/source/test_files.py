@@ -175,7 +175,7 @@ def test_such_files_are_notes_where_the_tree_has_a_side_for_amd(tmp_path: Path) 
 
     assert severities() == {"gemm_sm90.cu": "error", "other.cu": "error"}
     (tmp_path / "ours.cu").write_text("#ifdef USE_ROCM\nvoid f();\n#endif\n")
-    assert severities() == {"gemm_sm90.cu": "note", "other.cu": "unknown"}
+    assert severities() == {"gemm_sm90.cu": "note", "other.cu": "error"}
 
 
 def test_a_build_file_of_a_folder_for_nvidia_is_a_note(tmp_path: Path) -> None:

@@ -227,13 +227,6 @@ def test_the_other_side_of_a_condition_may_ask_for_nvidia(tmp_path: Path) -> Non
     }
 
 
-def test_a_host_function_of_a_class_behind_a_kernel_launches() -> None:
-    """Both sides of an open condition open one brace, so that the kernel has no end."""
-    kernel_twice = "#ifdef A\n__global__ void k(int a) {\n#else\n__global__ void k() {\n#endif\n}\n"
-    text = kernel_twice + "class Runner {\npublic:\ntemplate <typename T> static void run() { k<<<1, 64>>>(); }\n};\n"
-    assert "nested-launch" not in names(text)
-
-
 def test_a_name_of_the_projects_own_is_none_of_cudas() -> None:
     assert "nvshmem" not in names("void f() { auto nvshmem_rank = 3; g(nvshmem_rank); }")
     assert "compute-capability" not in names(

@@ -114,13 +114,6 @@ def test_odd_files_do_not_stop_it(tmp_path: Path) -> None:
     assert report.converted.names["cudaFree"] == 1
 
 
-def test_a_header_that_it_converts_by_half(tmp_path: Path) -> None:
-    found = leftovers(checked(write(tmp_path, "#include <vector>\n#include <nvtx3/nvToolsExt.h>\n")))
-    assert [(one.check, one.where.line) for one in found] == [("hipify-header", 2)]
-    assert "nvtx3/roctracer/roctx.h" in found[0].what
-    assert leftovers(checked(write(tmp_path, "#include <vector>\n#include <nvToolsExt.h>\n"))) == []
-
-
 def test_names_that_a_macro_of_the_project_drops(tmp_path: Path) -> None:
     use = "#define cublasSetMathMode(handle, mode) {}\nint f() {{ return cublasSetMathMode(h, CUBLAS_MADE_UP); }}\n"
     assert leftovers(checked(write(tmp_path, use.format("0")))) == []

@@ -233,11 +233,3 @@ def test_steps_blocks_and_masks_of_32_lanes(line: str, check: str | None) -> Non
 
 def test_a_warp_of_one_shifted_by_five() -> None:
     assert "warp-size" in names("constexpr unsigned warp_max_threads() { return 1 << 5; }")
-
-
-def test_a_reduction_over_32_lanes_in_a_tree_that_includes_hip_needs_a_look() -> None:
-    text = kernel(
-        "for (int offset = 16; offset > 0; offset >>= 1) v += __shfl_down_sync(0xffffffffffffffffull, v, offset);"
-    )
-    for above, severity in (("", "error"), ("#include <hip/hip_runtime.h>\n", "unknown")):
-        assert {one.severity for one in findings(above + text) if one.check == "warp-reduction"} == {severity}

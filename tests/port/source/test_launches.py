@@ -41,11 +41,6 @@ def test_launches_of_one_file_are_one_finding() -> None:
     assert "and 1 more line: 3" in next(one.evidence for one in found if one.check == "grid-limit")
 
 
-def test_blocks_in_braces() -> None:
-    assert ("launch-braces", 2) in checks(HOST.format("work<<<8, {32, 4, 1}>>>(x);"))
-    assert "launch-braces" not in names(HOST.format("dim3 block{32, 4, 1}; work<<<8, block>>>(x);"))
-
-
 @pytest.mark.parametrize("kernel_name", ["work", "&work<float>", "(work<int, 4>)"])
 def test_attributes_of_a_kernel(kernel_name: str) -> None:
     line = "cudaFuncSetAttribute({}, cudaFuncAttributePreferredSharedMemoryCarveout, 50);"
@@ -86,13 +81,6 @@ def test_functions_that_hip_has_as_well() -> None:
     assert ("overload", 1) in checks(own)
     assert "overload" not in names(f"namespace mine {{\n{own}}}\n") | names(f"#ifndef USE_ROCM\n{own}#endif\n")
     assert "overload" not in names(own.replace("float*", "Half*")) | names("template <typename T> " + own)
-
-
-def test_what_clang_wants_to_be_told() -> None:
-    text = "struct Any { using ScanT = int; };\ntemplate <typename A> __device__ void f(int s) {\n  A::ScanT(s).Scan(s);\n}\n"
-    assert ("clang-strictness", 3) in checks(text)
-    assert "clang-strictness" not in names(text.replace("  A::", "  typename A::"))
-    assert "clang-strictness" not in names(text.replace("using ScanT = int;", "static Any ScanT(int);"))
 
 
 def test_a_result_without_a_return() -> None:

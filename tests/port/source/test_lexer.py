@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from crosstie_port.source.files import decoded
-from crosstie_port.source.lexer import lex, outline
+from crosstie_port.source.lexer import lex
 
 
 def texts(source: str) -> list[str]:
@@ -79,8 +79,3 @@ def test_a_marked_word_is_found_on_its_line(before: str) -> None:
     source = closed + "crosstie_mark\n"
     found = [token.line for token in lex(source).tokens if token.text == "crosstie_mark"]
     assert found in ([], [closed.count("\n") + 1])
-
-
-@given(st.lists(_PIECES, max_size=40).map("".join))
-def test_the_outline_has_the_same_directives(source: str) -> None:
-    assert [one.line for one in outline(source)] == [one.line for one in lex(source).directives]

@@ -188,16 +188,6 @@ def test_things_named_in_strings() -> None:
     assert found("getattr(torch, 'float16')") == []
 
 
-def test_capabilities_put_together() -> None:
-    assert found("p = torch.cuda.get_device_properties(0)\nsm = p.major * 10 + p.minor") == [
-        ("compute-capability", 2, "error")
-    ]
-    assert found("p = torch.cuda.get_device_properties(0)\nsm = (p.major, p.minor)") == [
-        ("compute-capability", 2, "error")
-    ]
-    assert found("p = parse('1.2')\nsm = p.major * 10 + p.minor") == []
-
-
 def test_warps_from_loops_and_names() -> None:
     loop = "configs = [triton.Config({}, num_warps=w) for w in (4, %d)]"
     assert found(loop % 32) == [("triton-warps", 1, "error")]

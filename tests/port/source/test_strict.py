@@ -179,15 +179,5 @@ def test_loops_of_atomics_that_wait_for_nobody() -> None:
         assert "lane-spin" not in names(kernel(line)), line
 
 
-def test_members_of_a_base_that_depends_on_the_template() -> None:
-    base = "template <typename T> class Table {\n public: __device__ T Find(T id) const { return id; }\n};\n"
-    derived = "template <typename T> class Open : public Table<T> {\n __device__ T Get(T id) { return Find(id); }\n};\n"
-    assert ("clang-strictness", 5) in checks(base + derived)
-    assert ("clang-strictness", 3) in checks(f'#include "b.cuh"\n{derived}', b_cuh=base)
-    assert "clang-strictness" not in names(base + derived.replace("Find(id)", "this->Find(id)"))
-    assert "clang-strictness" not in names(base + derived.replace("Table<T>", "Table"))
-    assert "clang-strictness" not in names(derived)
-
-
 def test_a_loop_without_a_condition_is_prose() -> None:
     assert not names("all bits are stored while\nthe rest of it waits\n", name="notes.h.in")

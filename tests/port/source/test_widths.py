@@ -69,26 +69,3 @@ def test_the_host_does_not_know_the_devices_width() -> None:
 def test_device_code_knows_it(head: str) -> None:
     text = f"{head} f(int n) {{\n  return n / WARP_SIZE;\n}}\n"
     assert "warp-size-host" not in names(BY_TARGET + text) | names(text.replace("WARP_SIZE", "C10_WARP_SIZE"))
-
-
-def test_one_value_a_warp_is_not_one_a_lane() -> None:
-    before = "__shared__ float sums[32];\nsums[warp_id] = out[n];\n__syncthreads();\nfloat sum;\n"
-    bare = kernel(before + "sum = sums[lane_id];")
-    assert ("warp-partials", 6) in checks(bare)
-    assert "warp-partials" not in names(bare, on="rx-7900-xtx")
-    assert "warp-partials" not in names(kernel(before + "sum = lane_id < n ? sums[lane_id] : 0.f;"))
-    assert "warp-partials" not in names(kernel(before + "if (lane_id < n) sum = sums[lane_id];"))
-
-
-def test_lanes_of_32_by_definition_have_a_value_each() -> None:
-    body = "int lane = threadIdx.x % SIZE;\nsums[warp] = v;\n__syncthreads();\nv = sums[lane];"
-    assert "warp-partials" not in names('#include "common.cuh"\n' + kernel(body), common_cuh="#define SIZE 32\n")
-    assert ("warp-partials", 6) in checks(
-        '#include "common.cuh"\n' + kernel(body), common_cuh="#define SIZE warpSize\n"
-    )
-
-
-def test_threads_that_are_as_many_as_warps_may_read_one_each() -> None:
-    body = "if (lane == 0) part[wid] = v; __syncthreads(); if ({}) {{ v = part[lane]; }}"
-    assert "warp-partials" in names(kernel(body.format("threadIdx.x < 32")))
-    assert "warp-partials" not in names(kernel(body.format("threadIdx.x < (blockDim.x >> BITS)")))

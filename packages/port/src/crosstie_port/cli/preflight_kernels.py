@@ -43,7 +43,6 @@ _COLUMNS = (
     metavar="[MODULE:]FUNCTION",
     help="A function that launches kernels; it is called on a fake device, and nothing runs.",
 )
-@click.option("--example", type=click.Choice(["vllm"]), help="Kernels of a library, launched by its own wrappers.")
 @whole_option("--max-configs", 1, None, "Of an autotuned kernel, the first N only.")
 @whole_option("--jobs", 1, None, "Compilations at once. [default: processors]")
 @click.option(
@@ -66,8 +65,8 @@ _COLUMNS = (
 )
 @report_options
 def command(
-    what: str | None, chosen: str, spec: str | None, launch: tuple[str, ...], example: str | None,
-    max_configs: int | None, jobs: int | None, timeout: float, python: str, no_cache: bool, aiter: bool,
+    what: str | None, chosen: str, spec: str | None, launch: tuple[str, ...], max_configs: int | None,
+    jobs: int | None, timeout: float, python: str, no_cache: bool, aiter: bool,
     **reporting: Any,
 ) -> int:  # fmt: skip
     """Compiles Triton kernels for each target, and says what a launch there would hit.
@@ -75,7 +74,7 @@ def command(
     \b
     crosstie preflight kernels my_kernels.py --on mi300x,mi355x,h100-sxm
     crosstie preflight kernels my_package.ops --launch smoke_test --on gfx942
-    crosstie preflight kernels --example vllm --on mi300x --python venv/bin/python
+    crosstie preflight kernels examples/port/vllm_launches.py --on mi300x --python venv/bin/python
     crosstie preflight kernels --aiter "MLA fp8" --on mi300x,mi355x
 
     Types come from a spec (my_kernels.toml beside the file, or CROSSTIE_KERNELS in it), or from a shadow launch:
@@ -86,12 +85,12 @@ def command(
         return _show_aiter(what or "", names_in(chosen), reporting["as_json"])
     with progress() as on_progress:
         found = preflight_kernels(
-            what, on=names_in(chosen), example=example, spec=spec, launch=launch, max_configs=max_configs, jobs=jobs,
+            what, on=names_in(chosen), spec=spec, launch=launch, max_configs=max_configs, jobs=jobs,
             timeout_s=timeout, python=python, cached=not no_cache, on_progress=on_progress,
         )  # fmt: skip
     if found.rows and not reporting["as_json"]:
         show_table(console(), _COLUMNS, map(_cells, found.rows))
-    title = f"{example or what}: {len(found.compilations)} compilations with Triton {found.triton}"
+    title = f"{what}: {len(found.compilations)} compilations with Triton {found.triton}"
     return report(
         title, found.findings, found.verdicts, **reporting,
         more={"triton": found.triton, "kernels": [compilation_json(compilation) for compilation in found.compilations]},

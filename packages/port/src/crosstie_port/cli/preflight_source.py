@@ -76,24 +76,16 @@ def command(
     more = {
         "source": path,
         "effort": msgspec.to_builtins(effort),
-        "not_shown": found.not_shown,
         "known": len(found.findings) - len(findings),
         "cured_by_patch": cured,
         "files": {"cpp": found.cpp_files, "python": found.python_files, "build": found.build_files},
         "hipify": msgspec.to_builtins(found.converted),
         "clang": _opinion(found.opinion),
     }
-    status = report(_title(path, found), findings, found.verdicts, more=more, last=_last(found), **reporting)
+    status = report(_title(path, found), findings, found.verdicts, more=more, **reporting)
     if not reporting["as_json"]:
         _show_work(effort, len(found.findings) - len(findings), cured, patch_file)
     return status
-
-
-def _last(found: SourceReport) -> Sequence[str]:
-    if not found.not_shown:
-        return ()
-    said = f"{found.not_shown:,} of the unknown would be errors if ROCm compiled their files, which nothing here shows"
-    return (f"{said}: the folder to give is the one with the build files",)
 
 
 def _show_work(effort: Sequence[FileEffort], known: int, cured: int, patch_file: Path | None) -> None:

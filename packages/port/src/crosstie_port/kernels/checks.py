@@ -114,11 +114,6 @@ def grid_limit(one: Compilation) -> Iterator[Finding]:
 
 
 def spills(one: Compilation) -> Iterator[Finding]:
-    if one.registers is None:
-        yield _finding(
-            one, "registers-unknown", "note", f"registers and spills of {one.kernel} are not known",
-            "this Triton does not pass on what ptxas says of them",
-        )  # fmt: skip
     scratch = int(one.result.get("scratch_bytes") or 0)
     if one.spills:
         unit = "VGPRs of each lane" if one.target.backend == "hip" else "bytes of stores and loads a thread"
@@ -126,16 +121,6 @@ def spills(one: Compilation) -> Iterator[Finding]:
             one, "register-spill", "slow", f"{one.kernel} spills registers to memory on {one.target.isa}",
             f"{one.spills} {unit} spilled, {scratch} bytes of scratch a lane, {one.registers} registers in use",
             _fewer_registers(one),
-        )  # fmt: skip
-    elif scratch:
-        yield _finding(
-            one, "scratch-memory", "note", f"{one.kernel} keeps data in scratch memory on {one.target.isa}",
-            f"{scratch} bytes of scratch a lane and no spills: an array that is indexed at run time, or a call",
-        )  # fmt: skip
-    elif one.result.get("sgpr_spills"):
-        yield _finding(
-            one, "scalar-spill", "note", f"{one.kernel} spills scalar registers",
-            f"{one.result['sgpr_spills']} SGPRs, kept in lanes of vector registers",
         )  # fmt: skip
 
 
@@ -239,48 +224,6 @@ def _native_fp8(one: Compilation, kind: str) -> str:
 
 def _fp8_of(one: Compilation) -> str:
     return " or ".join(one.target.limits.fp8) or f"none ({one.target.isa} has no fp8 matrix instructions)"
-
-
-def fp8_emulation(compilation: Compilation) -> Iterator[Finding]:
-    for conversion in compilation.result["fp8_conversions"]:
-        kind = fp8_name(conversion["type"])
-        if compilation.target.backend == "hip" and kind not in compilation.target.limits.fp8:
-            yield _finding(
-                compilation, "fp8-conversion-emulated", "note",
-                f"{compilation.kernel} converts {kind} in software on {compilation.target.isa}",
-                f"a conversion of {kind}; {compilation.target.isa} has instructions for {_fp8_of(compilation)}",
-                f"{_fp8_of(compilation)}, where these numbers go to other kernels of {compilation.target.isa}",
-                compilation.place(conversion["file"], conversion["line"]),
-            )  # fmt: skip
-
-
-def idle_lanes(compilation: Compilation) -> Iterator[Finding]:
-    """A tile that fills 32 lanes a warp and not 64."""
-    largest = int(compilation.result["largest_tensor"] or 0)
-    if compilation.wave_width == 64 and compilation.num_warps * 32 <= largest < compilation.threads:
-        yield _finding(
-            compilation, "idle-lanes", "note",
-            f"{compilation.kernel} has work for {largest} of {compilation.threads} lanes on {compilation.target.isa}",
-            f"its largest tensor has {largest} elements; num_warps = {compilation.num_warps} at 64 lanes a wave",
-        )  # fmt: skip
-
-
-def nvidia_only_features(compilation: Compilation) -> Iterator[Finding]:
-    if compilation.target.backend != "hip":
-        return
-    for descriptor in compilation.result["descriptors"]:
-        yield _finding(
-            compilation, "tensor-descriptor", "note",
-            f"tensor descriptors of {compilation.kernel} become plain loads on {compilation.target.isa}",
-            "the first pass rewrites them to pointers: there is no TMA", "",
-            compilation.place(descriptor["file"], descriptor["line"]),
-        )  # fmt: skip
-    if compilation.result["warp_specialised"]:
-        yield _finding(
-            compilation, "warp-specialisation", "note",
-            f"warp specialisation of {compilation.kernel} has no effect on {compilation.target.isa}",
-            "a loop asks for warp_specialize",
-        )  # fmt: skip
 
 
 def mnemonics(text: str) -> list[str]:
@@ -395,5 +338,5 @@ def silent_errors(one: Compilation) -> Iterable[Finding]:
 
 CHECKS: tuple[Callable[[Compilation], Iterable[Finding]], ...] = (
     foreign_assembly, lds_over_limit, too_many_threads, unresolved, tensor_memory, grid_limit, spills, occupancy,
-    deep_pipeline, dots, fp8_emulation, idle_lanes, nvidia_only_features,
+    deep_pipeline, dots,
 )  # fmt: skip

@@ -267,9 +267,7 @@ def _early_facts(folder: Path) -> Result:
     """From what the compiler had written when it ended, or stopped."""
     ttir = "".join(file.read_text() for file in sorted(folder.rglob("*.ttir")))
     source = "".join(file.read_text() for file in sorted(folder.rglob("*.source")))
-    facts = read_ttir(ttir or source)
-    # AMD's first pass turns descriptors into pointers, so they are seen before it alone.
-    return facts | {"descriptors": read_ttir(source)["descriptors"], "reached_ttir": bool(ttir)}
+    return read_ttir(ttir or source)
 
 
 def explain(error: BaseException, function: Any) -> dict[str, Any]:

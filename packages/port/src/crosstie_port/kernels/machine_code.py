@@ -5,7 +5,6 @@ Only the standard library: this runs in the interpreter that compiles, which may
 
 import re
 from collections import Counter
-from math import prod
 from typing import Any
 
 _LOCATION = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.MULTILINE)
@@ -14,7 +13,6 @@ _REFERENCE = re.compile(r"#loc\d*")
 _AT = re.compile(r"loc\((.*)\)\s*$")
 _TENSOR = re.compile(r"tensor<((?:\d+x)+)([^,<>]+)")
 _DOT = re.compile(r"= tt\.(dot_scaled|dot) .* : (tensor<.*) -> (tensor<[^>]*>)")
-_DESCRIPTOR = re.compile(r"= tt\.(?:make_tensor_descriptor|descriptor_\w+) ")
 _INLINE = re.compile(r'tt\.elementwise_inline_asm "((?:[^"\\]|\\.)*)".*?constraints = "([^"]*)"')
 _CONVERSION = re.compile(r"= tt\.fp_to_fp [^:]*: (\S.*) -> (\S+)")
 _FP8 = re.compile(r"f8E\w+")
@@ -30,7 +28,6 @@ _AMD_COUNTS = {
     "agprs": "agpr_count",
     "sgprs": "sgpr_count",
     "vgpr_spills": "vgpr_spill_count",
-    "sgpr_spills": "sgpr_spill_count",
     "scratch_bytes": "private_segment_fixed_size",
     "static_lds_bytes": "group_segment_fixed_size",
 }
@@ -68,18 +65,11 @@ def read_ttir(text: str) -> Facts:
     places = Locations(text)
     dots: list[Facts] = []
     inline: list[Facts] = []
-    converted: dict[str, Facts] = {}
     upcast_at: dict[tuple[str, int, int], str] = {}
-    descriptors: list[Facts] = []
-    largest = 0
     for line in text.splitlines():
-        for shape, _ in _TENSOR.findall(line):
-            largest = max(largest, prod(int(size) for size in shape.split("x") if size))
         if conversion := _CONVERSION.search(line):
             before, after = map(_FP8.findall, conversion.groups())
             at = places.of(line)
-            for kind in before + after:
-                converted.setdefault(kind, _placed({"type": kind}, at))
             if before and at and not after:
                 upcast_at[at] = before[0]
         elif dot := _DOT.search(line):
@@ -87,16 +77,7 @@ def read_ttir(text: str) -> Facts:
         elif assembly := _INLINE.search(line):
             text_of = assembly.group(1).replace("\\0A", "\n").replace("\\09", " ").replace("\\22", '"')
             inline.append(_placed({"text": text_of, "constraints": assembly.group(2)}, places.of(line)))
-        elif _DESCRIPTOR.search(line):
-            descriptors.append(_placed({}, places.of(line)))
-    return {
-        "dots": dots,
-        "inline_assembly": inline,
-        "fp8_conversions": list(converted.values()),
-        "descriptors": descriptors[:1],
-        "largest_tensor": largest,
-        "warp_specialised": "tt.warp_specialize" in text,
-    }
+    return {"dots": dots, "inline_assembly": inline}
 
 
 def _dot(match: "re.Match[str]", at: tuple[str, int, int] | None, upcast_at: dict[tuple[str, int, int], str]) -> Facts:

@@ -62,27 +62,27 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preflight_kernels(
-    what: str | Path | None = None, *, on: str | Sequence[str], example: str | None = None,
-    spec: str | Path | None = None, launch: Sequence[str] = (), max_configs: int | None = None,
-    jobs: int | None = None, timeout_s: float = 120.0, python: str = sys.executable, cached: bool = True,
-    catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+    what: str | Path | None = None, *, on: str | Sequence[str], spec: str | Path | None = None,
+    launch: Sequence[str] = (), max_configs: int | None = None, jobs: int | None = None, timeout_s: float = 120.0,
+    python: str = sys.executable, cached: bool = True, catalog: Catalog | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> KernelReport:  # fmt: skip
     """Compiles the Triton kernels of a file or module for each target, and says what a launch there would hit.
 
-    `on`: accelerators of the catalog, or instruction sets such as gfx942. `example`: "vllm", in place of a file.
-    `spec`: how kernels are launched, the TOML file beside the file where it is None; `launch`: functions that launch
-    kernels, [MODULE:]FUNCTION, called on a fake device. `python`: the interpreter whose Triton compiles; `cached`:
-    whether results are kept for the next call. The code is imported and run, in processes of its own.
+    `on`: accelerators of the catalog, or instruction sets such as gfx942. `spec`: how kernels are launched, the TOML
+    file beside the file where it is None; `launch`: functions that launch kernels, [MODULE:]FUNCTION, called on a fake
+    device. `python`: the interpreter whose Triton compiles; `cached`: whether results are kept for the next call. The
+    code is imported and run, in processes of its own.
     """
-    on_progress(0, 0, f"reading {example or what}")
+    on_progress(0, 0, f"reading {what}")
     catalog = catalog or Catalog()
     targets = [target(catalog, name) for name in (names_in(on) if isinstance(on, str) else on)]
     if not targets:
         raise BadParameter("on", "names no accelerator")
-    if (what is None) == (example is None):
-        raise BadInput("give a file or a module, or an example")
+    if what is None:
+        raise BadInput("give a file or a module")
     options = KernelOptions(
-        what=str(example_file(example)) if example else _file_or_module(str(what)),
+        what=_file_or_module(str(what)),
         spec=str(spec) if spec else _spec_beside(str(what)),
         launch=tuple(map(_launcher, launch)),
         jobs=jobs or os.cpu_count() or 1,
@@ -97,10 +97,6 @@ def preflight_kernels(
     return KernelReport(
         findings=findings, verdicts=verdicts(results, findings), rows=rows_of(results, findings), results=results
     )
-
-
-def example_file(name: str) -> Path:
-    return Path(__file__).parent / f"example_{name}.py"
 
 
 def _file_or_module(name: str) -> str:

@@ -20,9 +20,7 @@ _BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|
 _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
 _FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
-_SUFFIX = re.compile(r"\.(?:cu|cpp|cc|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
-_BY_NVCC = re.compile(r"^[^\t\n:=]+:[^\n]*\n(?=(?:\t[^\n]*\n)*?\t[^\n]*(?i:nvcc))(?:\t[^\n]*\n?)+", re.MULTILINE)
 # How deep build files add each other.
 _STEPS = 8
 _ASKED = re.compile(r"\$\{(\w+)\}")
@@ -61,13 +59,6 @@ class _Listed(msgspec.Struct, frozen=True):
     taken: bool | None
     # It is taken out of all lists.
     removed: bool = False
-    # Whether what it leaves out is left out for certain: elsewhere it only shows what is compiled.
-    decides: bool = False
-
-
-class Lists(msgspec.Struct, frozen=True):
-    left_out: Mapping[str, str]
-    named: frozenset[str]
 
 
 def may_hipify(files: Files) -> bool:
@@ -80,29 +71,23 @@ def by_torch(files: Files) -> bool:
     return any(map(_BY_TORCH.search, (*files.python.values(), *files.build.values())))
 
 
-def read_lists(files: Files) -> Lists:
-    """What lists of sources say of C++ files: those that only lists for NVIDIA name, each with the list's place, and
-    those that a list for ROCm, or for both, names."""
+def left_out_by_lists(files: Files) -> dict[str, str]:
+    """C++ files that only lists of sources for NVIDIA name, each with the list's place."""
     # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
     twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
     by_name: dict[str, list[str]] = {}
     for path in files.cpp:
         by_name.setdefault(PurePosixPath(path).name, []).append(path)
-    listed = [*_in_cmake(files, twins), *_in_python(files, twins), *_in_make(files)]
-
-    def meant(rows: Iterable[_Listed]) -> set[str]:
-        return {path for one in rows for made in _before_hipify(one.pattern) for path in _meant(made, by_name)}
-
-    used = [one for one in listed if one.taken is not False]
-    kept = meant(one for one in used if one.decides)
-    left_out = {
+    listed = [*_in_cmake(files, twins), *_in_python(files, twins)]
+    used = (made for one in listed if one.taken is not False for made in _before_hipify(one.pattern))
+    kept = {path for made in used for path in _meant(made, by_name)}
+    return {
         path: one.place
         for one in reversed(listed)
-        if one.decides and one.taken is False
+        if one.taken is False
         for path in _meant(one.pattern, by_name)
         if one.removed or path not in kept
     }
-    return Lists(left_out, frozenset(meant(used) - left_out.keys()))
 
 
 def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
@@ -134,9 +119,8 @@ def _in_cmake(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
         added = now
     used = _uses(command for read in commands.values() for command in read)
     for path, read in commands.items():
-        for row in _by_cmake(path, read, used):
-            beside = path.rpartition("/")[0] in twins
-            yield replace(row, decides=decides[path], taken=False if beside else row.taken)
+        for row in _by_cmake(path, read, used) if decides[path] else ():
+            yield replace(row, taken=False) if path.rpartition("/")[0] in twins else row
 
 
 def _around(path: str, added: Mapping[str, bool | None], is_nvidias: bool) -> bool | None:
@@ -179,20 +163,10 @@ def _filled(command: _Command) -> str:
 def _in_python(files: Files, twins: Collection[str]) -> Iterator[_Listed]:
     """Lists of Python decide what is left out in a file that speaks of ROCm."""
     for path, text in files.python.items():
-        if _SUFFIX.search(text):
+        if ".cu" in text and re.search(r"(?i)hip|rocm", text):
             beside = path.rpartition("/")[0] in twins and not _FOR_ROCM.search(path)
-            decides = ".cu" in text and bool(re.search(r"(?i)hip|rocm", text))
             for row in _by_python(path, text):
-                yield replace(row, decides=decides, taken=False if beside and decides else row.taken)
-
-
-def _in_make(files: Files) -> Iterator[_Listed]:
-    """What makefiles that call hipcc name, objects too, but for rules whose recipes call nvcc."""
-    for path in hip_builds(files.build):
-        if not path.endswith((".txt", ".cmake")):
-            text = _BY_NVCC.sub("", uncommented(files.build[path]))
-            names = set(_SOURCE.findall(text)) | {f"{name}.c*" for name in re.findall(r"([\w+-]+)\.o\b", text)}
-            yield from (_Listed(name, path, None) for name in sorted(names))
+                yield replace(row, taken=False) if beside else row
 
 
 def _is_above(path: str, folder: str) -> bool:

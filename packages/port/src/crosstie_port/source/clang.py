@@ -23,8 +23,6 @@ from crosstie_port.source.hipify import Hipified
 STUBS = Path(__file__).parent / "data" / "hip_stubs"
 NAMES = ("clang-19", "clang-20", "clang-21", "clang-18", "clang", "/opt/rocm/llvm/bin/clang")
 TIMEOUT_S = 60.0
-# First parts of headers that the system or the stand-ins have.
-_PRESENT = frozenset({"hip", "sys", "bits", "experimental", "linux", "."})
 _UNITS = (".cu", ".hip")
 _LINE = re.compile(
     r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+):\d+: (?P<kind>error|warning|note|fatal error): (?P<text>.*)$"
@@ -88,9 +86,8 @@ def find_compiler(asked: str | None, targets: Sequence[SourceTarget]) -> Clang |
 def second_opinion(
     compiler: Clang, result: Hipified, texts: Mapping[str, str], jobs: int, on_progress: OnProgress
 ) -> Opinion:
-    lacking = {path: _lacking(path, result) for path in result.paths if path.endswith(_UNITS)}
-    not_judged = {path: f"needs the header {header}" for path, header in lacking.items() if header}
-    units = [path for path in lacking if path not in not_judged]
+    units = [path for path in result.paths if path.endswith(_UNITS)]
+    not_judged: dict[str, str] = {}
     origin = {out.resolve(): path for path, out in result.paths.items()}
     folders = [result.folder, *sorted({out.parent for out in result.paths.values() if out.parent.name == "include"})]
     work = [(path, isa) for path in units for isa in compiler.targets]
@@ -114,27 +111,6 @@ def second_opinion(
             not_judged[path] = why
     judged = tuple(path for path in units if path not in not_judged)
     return Opinion(compiler.version, compiler.targets, judged, not_judged, tuple(hazards))
-
-
-def _lacking(path: str, result: Hipified) -> str:
-    """A header of another library that the file includes, itself or through its own headers; "" for none.
-
-    Clang would say so too, after a second or two a file.
-    """
-    by_name: dict[str, list[str]] = {}
-    for other, out in result.paths.items():
-        by_name.setdefault(out.name, []).append(other)
-    seen, waiting = {path}, [path]
-    while waiting:
-        for header in sorted(result.kept_headers(waiting.pop())):
-            first, slash, _ = header.partition("/")
-            ending = "/" + header.lstrip("./")
-            own = [one for one in by_name.get(Path(header).name, ()) if result.paths[one].as_posix().endswith(ending)]
-            if not own and slash and first not in _PRESENT:
-                return header
-            waiting += [one for one in own if one not in seen]
-            seen.update(own)
-    return ""
 
 
 def _run(clang: str, source: Path, isa: str, folders: Sequence[Path]) -> str:

@@ -18,13 +18,9 @@ LANE_CALLS = re.compile(
     r"|__any|__all|SHFL\w*|VLLM_SHFL\w*|WARP_SHFL\w*|WARP_BALLOT|tiled_partition|coalesced_threads|WarpReduce"
     r"|[Ww]arp_?(?:[Rr]educe|[Ss]um|[Mm]ax|[Ss]can|[Ss]huffle)\w*)\b"
 )
-# Code that was written for AMD alone knows its own wavefronts and launch bounds; code for both says so in guards.
-_FOR_AMD = re.compile(r"__builtin_amdgcn_|#[ \t]*include[ \t]*[<\"]hip/|\brocwmma\b|\bck_tile\b")
-_FOR_BOTH = re.compile(r"\b(?:USE_ROCM|\w+_USE_HIP|__HIP_PLATFORM_\w+|__HIPCC__|__CUDA_ARCH__|__CUDACC__)\b")
 _EXCHANGE = re.compile(r"(?i)shfl|ballot|activemask|any_sync|all_sync|match_\w+_sync|reduce_\w+_sync|__(?:any|all)$")
 _ON_DEVICE = re.compile(r"(?i)device|global|kernel|constexpr|gpu")
 _DEVICE_WORDS = {"threadIdx", "blockIdx", "__syncthreads", "__device__", "__syncwarp", "GPU_LAMBDA", "C10_DEVICE"}
-_AMD_FOLDERS = {"rocm", "hip", "amd", "ck", "ck_tile"}
 NARROW = {"int", "unsigned", "uint32_t", "int32_t", "uint", "uint_t", "u32", "unsigned_int"}
 WIDE = {"uint64_t", "int64_t", "size_t", "long", "uintmax_t", "u64", "uint64", "int64", "uint64_cu"}
 _TYPE_WORDS = (
@@ -302,30 +298,13 @@ class Code:
             for _, given in self.calls(name)
         )
 
-    @cached_property
-    def has_side_for_amd(self) -> bool:
-        return (
-            self._file_is_for_amd
-            or self.knows_wavefronts
-            or self.leaves_lanes_to_headers
-            or any(side.for_rocm for side in self.project.units[self.path].sides)
-        )
-
     def is_for_amd(self, at: int) -> bool:
         """Whether a place is in a file, or behind a condition, for AMD alone."""
-        return self._file_is_for_amd or self.is_side_for_amd(at)
+        return self.project.units[self.path].is_for_amd or self.is_side_for_amd(at)
 
     def is_side_for_amd(self, at: int) -> bool:
         line = self.tokens[at].line if at < len(self.tokens) else 0
         return any(side.for_rocm for side in self.project.units[self.path].around(line))
-
-    @cached_property
-    def _file_is_for_amd(self) -> bool:
-        folders = set(self.path.lower().split("/")[:-1])
-        if self.path.endswith(".hip") or folders & _AMD_FOLDERS:
-            return True
-        text = self.project.units[self.path].text
-        return _FOR_AMD.search(text) is not None and _FOR_BOTH.search(text) is None
 
     def hazard(self, check: str, severity: Severity, what: str, at: int, remedy: str, on: str = "rocm") -> SourceHazard:
         function = self.function(at)

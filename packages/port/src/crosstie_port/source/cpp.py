@@ -16,10 +16,8 @@ from crosstie_port.source.launches import LAUNCH_RULES
 from crosstie_port.source.lexer import COMPARES, CppToken, closing, number
 from crosstie_port.source.masks import MASK_RULES
 from crosstie_port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
-from crosstie_port.source.rules import NameRule, name_rules, passes_for_hopper, ptx_rule, python_rules
-from crosstie_port.source.shared import SHARED_RULES
-from crosstie_port.source.strict import STRICT_RULES
-from crosstie_port.source.widths import WIDTH_RULES
+from crosstie_port.source.rules import NameRule, name_rules, ptx_rule, python_rules
+from crosstie_port.source.strict import STRICT_RULES, switched
 
 _WORDS = ("asm", "__asm__", "__asm")
 _BETWEEN = ("volatile", "__volatile__", "__volatile", "goto", "inline")
@@ -60,11 +58,6 @@ _MASKS_SINCE = 9000
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
 _OF_CUDA = re.compile(r"\s*#\s*include\s*<cu")
 _LINES_OF_REST = 30
-_ASKERS = frozenset({
-    "dlsym", "GetProcAddress", "cuGetProcAddress", "cuGetProcAddress_v2", "cudaGetDriverEntryPoint",
-    "cudaGetDriverEntryPointByVersion",
-})  # fmt: skip
-_SYMBOL = re.compile(r"^(?:cuda|cu|nvrtc|nvml|cublas|cudnn)[A-Z]\w+$")
 # Longer strings are messages, which may speak of anything.
 _LONGEST_NAME = 40
 
@@ -84,7 +77,8 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         if (rule.unless and rule.unless.search(unit.text)) or (rule.requires and not rule.requires.search(unit.text)):
             continue
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
-        own = frozenset() if project.includes(path, rule.headers) else project.own_spaces
+        foreign = not rule.qualified or project.includes(path, rule.headers)
+        own = frozenset[str]() if foreign else project.own_spaces
         for code in codes:
             lines |= _places(rule, code, own)
         if (asked := rule.unless_asked) is not None:
@@ -222,31 +216,20 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
 def _texts(code: Code) -> Iterator[SourceHazard]:
     """Libraries that are loaded and tools that are run by their names: dlopen("libcuda.so.1")."""
     text = code.project.units[code.path].text
-    named = [python_rule for python_rule in python_rules("string") if python_rule.id in ("cuda-library", "nvidia-tool")]
-    rules = [python_rule for python_rule in named if python_rule.unless is None or not python_rule.unless.search(text)]
+    rules = [rule for rule in python_rules("string") if rule.id in ("cuda-library", "nvidia-tool")]
     for at, token in enumerate(code.tokens):
         if token.kind != "string" or len(token.text) > _LONGEST_NAME or code.is_for_amd(at):
             continue
         for rule in rules:
-            if rule.pattern is not None and rule.pattern.search(token.text):
+            named = rule.pattern is not None and rule.pattern.search(token.text)
+            if named and not (rule.unless and rule.unless.search(text)):
                 yield code.hazard(rule.id, rule.severity, rule.says, at, rule.remedy)
-
-
-def _symbols(code: Code) -> Iterator[SourceHazard]:
-    """Functions that are asked for by name: dlsym(library, "cuMemCreate_v2"), also where a macro makes the name."""
-    for caller in _ASKERS & code.names.keys():
-        for at, given in code.calls(caller):
-            named = next((token.text for tokens in given for token in tokens if token.kind == "string"), "")
-            if _SYMBOL.match(named) and not code.is_for_amd(at):
-                what = f"{named} is asked for by its name: HIPIFY changes names in strings, but none with _v2"
-                remedy = "ask AMD's library for HIP's name under #ifdef USE_ROCM"
-                yield code.hazard("cuda-symbol", "unknown", what, at, remedy)
 
 
 def _target_lists(code: Code) -> Iterator[SourceHazard]:
     """`#if defined(__gfx90a__) || defined(__gfx942__)`: a list of targets that a newer one is missing from."""
     unit = code.project.units[code.path]
-    for side in unit.sides if not code.parameters else ():
+    for side in unit.sides:
         named = targets_in(" ".join(token.text for token in side.directive.tokens))
         # Steppings of one chip are one: what stands behind them may be its FP8 dialect.
         chips = {re.sub("^gfx94[01]$", "gfx942", one) for one in named}
@@ -266,20 +249,6 @@ def _holds_on(side: Branch, isa: str) -> bool | None:
         return name.strip("_") == isa if name.startswith("__gfx") else rocm_defines(name)
 
     return holds_under(side.directive, Macros(defined, lambda name: None))
-
-
-def _capabilities(code: Code) -> Iterator[SourceHazard]:
-    """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
-    for at in code.names.get("major", ()):
-        sign = code.text(at + 1)
-        if code.text(at - 1) not in (".", "->") or sign not in (*COMPARES, "*") or code.is_for_amd(at):
-            continue
-        asked = number(code.text(at + 2)) if sign != "*" else None
-        if asked is not None and not passes_for_hopper(sign, asked):
-            continue
-        what = "a compute capability is compared as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
-        remedy = "ask for gcnArchName on ROCm; a test for Hopper (major >= 9) holds on gfx942 by accident"
-        yield code.hazard("compute-capability", "unknown" if asked is None else "error", what, at, remedy, "gfx9")
 
 
 def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
@@ -376,12 +345,6 @@ def _asks_old(token: CppToken) -> bool:
     return token.kind != "number" or (number(token.text) or 0) <= _MASKS_SINCE
 
 
-def _is_of_kernel(code: Code, side: Branch) -> bool:
-    """Whether lines that are left out are a kernel's: then it does less than its work, and nobody is told."""
-    lines = ((code.tokens[one.start].line, code.tokens[one.end].line, one.returns) for one in code.functions)
-    return any("__global__" in returns and first <= side.first and side.last <= last for first, last, returns in lines)
-
-
 def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Severity, str, str] | None:
     """How grave it is, what it is and what cures it, where a side that asks for `name` is a hazard."""
     on_nvidia = _on_nvidia(code, side)
@@ -394,19 +357,13 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
         return None
     if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):
         # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too: often the same in plain C++.
-        return (
-            "unknown"
-            if (side.has_else and not _REFUSAL.search(rest) and not _PTX.search(rest)) or code.project.is_ported
-            else "error",
-            "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this",
-            "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)",
-        )
+        what = "HIP never defines __CUDA_ARCH__, so device code gets the host's side of this"
+        remedy = "ask for __HIP_DEVICE_COMPILE__ too: #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)"
+        return "unknown", what, remedy
     if name == "__CUDA_ARCH__" and side.taken:
-        return (
-            "unknown" if code.project.is_ported else "error",
-            "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled",
-            "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it",
-        )
+        what = "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled"
+        remedy = "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it"
+        return "unknown", what, remedy
     if side.taken:
         refuses = name in _VERSIONS and any(map(_REFUSAL.search, inside))
         what = f"{_lacks(name)}: this side is compiled, which refuses to run"
@@ -414,27 +371,14 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
     if not side.has_else:
         if all(_HINT.search(line) or not _has_code([line]) for line in inside):
             return None
-        left_open = (
-            name in _VERSIONS
-            or code.project.is_ported
-            or not (_is_of_kernel(code, side) or "__global__" in "".join(inside))
-        )
-        return (
-            "unknown" if left_open else "error",
-            f"{_lacks(name)}: these {len(inside)} lines are left out, and nothing takes their place",
-            "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant",
-        )
+        what = f"{_lacks(name)}: these {len(inside)} lines are left out, and nothing takes their place"
+        return "unknown", what, "add a side for ROCm (#elif defined(USE_ROCM)), or ask for the feature that is meant"
     if _REFUSAL.search(rest):
-        return (
-            "unknown" if code.project.is_ported else "error",
-            f"{_lacks(name)}: the other side is compiled, which refuses to run",
-            "add a side for ROCm (#elif defined(USE_ROCM)) before the #else",
-        )
-    return (
-        "note" if name in _VERSIONS else "unknown",
-        f"{_lacks(name)}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}",
-        "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))",
-    )
+        what = f"{_lacks(name)}: the other side is compiled, which refuses to run"
+        return "unknown", what, "add a side for ROCm (#elif defined(USE_ROCM)) before the #else"
+    what = f"{_lacks(name)}: the other side is compiled, which is meant for {_VERSIONS.get(name, _OLDER)}"
+    remedy = "check that the #else side is right and fast enough, or add one for ROCm (#elif defined(USE_ROCM))"
+    return "note" if name in _VERSIONS else "unknown", what, remedy
 
 
 def _lacks(name: str) -> str:
@@ -451,8 +395,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 
 _RULES = (
-    *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _capabilities, _texts, _symbols, _target_lists,
+    *LANE_RULES, *MASK_RULES, assembly_hazards, *LAUNCH_RULES, *STRICT_RULES, _texts,
 )  # fmt: skip
 
 
@@ -462,7 +405,9 @@ def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:
 
 def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     """`codes`: the file's own code first, then the bodies of its macros."""
-    hazards = [*macro_sizes(codes[0]), *architecture_hazards(codes[0]), *name_hazards(path, codes)]
+    hazards = list(name_hazards(path, codes))
+    for of_file in (macro_sizes, architecture_hazards, switched, _target_lists):
+        hazards += of_file(codes[0])
     for code in codes:
         for rule in _RULES:
             hazards += rule(code)

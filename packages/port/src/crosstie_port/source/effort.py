@@ -10,11 +10,11 @@ from crosstie.core.finding import Finding
 # Another kernel or library has to take its place.
 _REWRITE = frozenset({
     "cutlass", "wmma", "tensor-map", "cluster-launch", "tensorrt", "multicast", "nvshmem", "device-binary", "texture",
-    "async-copy", "fp4-types", "nested-launch",
+    "async-copy", "fp4-types",
 })  # fmt: skip
 # One line becomes another, the same way everywhere.
 MECHANICAL = frozenset({
-    "mask-32-bit", "mask-32-lanes", "lane-bit", "ballot-truncated", "kernel-attribute", "launch-braces",
+    "mask-32-bit", "mask-32-lanes", "lane-bit", "ballot-truncated", "kernel-attribute",
     "clang-strictness", "warp-size-constant", "nvcc-flag", "cuda-library", "hipify-header", "syncwarp", "half-flags",
     "hip-release",
 })  # fmt: skip

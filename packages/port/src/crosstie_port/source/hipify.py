@@ -5,7 +5,7 @@ import io
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -54,22 +54,11 @@ class Hipified(msgspec.Struct, kw_only=True):
     # The copy, with the converted files beside the originals, and where each came out.
     folder: Path
     paths: dict[str, Path]
-    # What its maps replace headers by.
-    counterparts: frozenset[str]
     sources: Mapping[str, str]
     misnamed: Mapping[str, str]
 
     def kept_headers(self, path: str) -> frozenset[str]:
         return frozenset(_INCLUDE.findall(self.outputs.get(path, "")))
-
-    def broken_headers(self, path: str, before: Iterable[str]) -> Iterator[tuple[str, str]]:
-        """Headers of which it replaced the last part alone: nvtx3/nvToolsExt.h becomes nvtx3/roctracer/roctx.h."""
-        made = self.kept_headers(path) - set(before) - self.counterparts
-        for header in before:
-            folder, slash, _ = header.rpartition("/")
-            for new in made if slash else ():
-                if new.startswith(folder + "/") and new.endswith(tuple("/" + one for one in self.counterparts)):
-                    yield header, new
 
 
 def hipify_module() -> Any | None:
@@ -94,11 +83,8 @@ def _convert(module: Any, texts: Mapping[str, str], folder: Path, on_progress: O
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text, encoding="utf-8", errors="replace")
             originals[path] = copy
-    counterparts = frozenset(
-        str(new) for old, new in module.PYTORCH_MAP.items() if old.endswith((".h", ".hpp", ".cuh"))
-    )
     result = Hipified(
-        converted={}, outputs={}, failed={}, folder=folder, paths={}, counterparts=counterparts, sources=texts,
+        converted={}, outputs={}, failed={}, folder=folder, paths={}, sources=texts,
         misnamed=misnamed(module.PYTORCH_MAP),
     )  # fmt: skip
     every = [copy.as_posix() for copy in originals.values()]
@@ -244,7 +230,3 @@ def _leftovers(path: str, names: CudaNames, result: Hipified) -> Iterator[tuple[
             what = f"HIPIFY leaves the header {header} as it is, and ROCm has none of that name"
             remedy = "include its counterpart of HIP under #ifdef USE_ROCM, or guard it with #ifndef USE_ROCM"
             yield "hipify-header", header, [line], what, remedy
-    for header, new in result.broken_headers(path, headers):
-        what = f"HIPIFY makes {new} of the header {header}, and ROCm has none of that name"
-        remedy = f"write #include <{header.rpartition('/')[2]}>, which it converts whole"
-        yield "hipify-header", header, [headers[header]], what, remedy

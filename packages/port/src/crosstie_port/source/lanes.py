@@ -1,4 +1,7 @@
-"""Code that takes a warp for 32 lanes. gfx9 runs 64 lanes at once; gfx10 and later run 32, and none of this holds."""
+"""Code that takes a warp for 32 lanes, or its size for a constant. gfx9 runs 64 lanes at once, gfx10 and later run 32.
+
+Since ROCm 7.0 no constant of HIP has the size, and on the host, which serves any target, none can.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,7 +10,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from crosstie.core.finding import Severity
-from crosstie_port.source.code import LANE_CALLS, Code, also, gives_width
+from crosstie_port.source.code import LANE_CALLS, Code, also, gives_width, skip_angles
 from crosstie_port.source.hazard import SourceHazard
 from crosstie_port.source.lexer import CppToken, arguments, closing, number, opening, statements, until
 
@@ -29,8 +32,6 @@ _BLOCK = re.compile(
 )
 _WARP_OR_LANE = re.compile(r"(?i)warp|lane")
 _LANE = re.compile(r"(?i)^(?:[a-z]+_)?lane(?:_?(?:id|idx|index))?$|^(?:k_?)?tid_in_warp$|^t?l?id_in_warp$")
-_MOST_WARPS = re.compile(r"(?i)(?:max|most)_?(?:num_?)?(?:of_?)?warps?(?!_?size)|warps_?per_?(?:block|cta)")
-_SOME_WARPS = re.compile(r"(?i)^k?(?:num|n)_?warps?(?:_|$|[A-Z])(?!size)")
 _WARPS = re.compile(r"(?i)^k?(?:num|n)_?(?:of_?)?warps\w*$|^warps_?per_?\w+$")
 # What stands for the 32 lanes behind each sign.
 _LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32, "*": 32, "+": 32}
@@ -45,6 +46,17 @@ _FIX = (
 _SAYS = "{} says that a warp has {} lanes, a wavefront of this target has {}"
 _WHERE_LANES_TALK = (
     " Lanes 32 to 63 belong to the same wavefront, so ballots, shuffles without a width and __syncwarp reach them too."
+)
+# Known at run time alone: HIP's variable, hipCUB's macro, rocPRIM's function.
+_AT_RUN_TIME = ("warpSize", "HIPCUB_WARP_THREADS", "HIPCUB_DEVICE_WARP_THREADS")
+_OF_ROCPRIM = ("warp_size", "device_warp_size", "host_warp_size")
+_ENDS = (";", "{", "}")
+_NO_TEMPLATE = ("&&", "||", "==", "!=", "?", "=")
+_NO_TYPE = ("return", "else", "case", "delete", "throw", "goto", "new")
+_FAR = 60
+_CONSTANT_FIX = "use a constant per target: 64 under `#if defined(__GFX9__)`, else 32; warpSize at run time"
+_HOST_FIX = (
+    "ask the device: at::cuda::warp_size(), or warpSize of cudaGetDeviceProperties (64 on gfx9, 32 on gfx10 and later)"
 )
 
 
@@ -235,19 +247,6 @@ def _is_thread(code: Code, token: CppToken, at: int) -> bool:
     return declaration is not None and any(cpp_token.text == "threadIdx" for cpp_token in declaration.value)
 
 
-def _blocks(code: Code) -> Iterator[SourceHazard]:
-    """`dim3 block(kWarpSize, kWarpSize)`: 1,024 threads of 32 lanes are 4,096 of 64."""
-    for at in code.names.get("dim3", ()):
-        start = at + 1 if code.text(at + 1) in ("(", "{") else at + 2
-        if code.text(start) in ("(", "{"):
-            given = arguments(code.tokens[start + 1 : closing(code.tokens, start)])
-            sizes = [one for one in given if len(one) == 1 and means_size(one[0].text) and code.value(one, at) == 32]
-            if len(sizes) > 1:
-                what = "a block of a warp's size squared: with 64 lanes it has 4,096 threads, and 1,024 is the most"
-                remedy = "name the tile's 32 apart from the warp's size"
-                yield code.hazard("launch-size", "unknown", what, at, remedy, "wave64")
-
-
 def _loops(code: Code) -> Iterator[SourceHazard]:
     """`for (offset = 16; ...; offset >>= 1)` and `for (mask = 1; mask < 32; mask <<= 1)` around a shuffle."""
     tokens = code.tokens
@@ -277,19 +276,6 @@ def _strides(code: Code) -> Iterator[SourceHazard]:
                 yield code.hazard("lane-arithmetic", _severity(code, at, talk=False), what, at, _FIX, "wave64")
 
 
-def _warps_of_block(code: Code) -> Iterator[SourceHazard]:
-    """`constexpr int kMaxWarps = 32`, `32 / num_warp_groups`: 1,024 threads are 16 wavefronts of 64."""
-    tokens = code.tokens
-    for at, (first, sign, last) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
-        made = sign.text == "=" and _MOST_WARPS.search(first.text) and number(last.text) == 32
-        shared = sign.text == "/" and number(first.text) == 32 and _SOME_WARPS.search(last.text)
-        if (made and code.text(at + 3) in (";", ",", ">")) or shared:
-            what = "a block is taken for up to 32 warps: of 64 lanes, 16 are the most (1,024 threads)"
-            remedy = "take 1024 / warpSize, or 16 on gfx9"
-            severity: Severity = "note" if code.is_for_amd(at) or code.knows_wavefronts else "unknown"
-            yield code.hazard("launch-size", severity, what, at, remedy, "wave64")
-
-
 def _while_loops(code: Code) -> Iterator[SourceHazard]:
     """`int o = 16; while (o > 0) { ... shuffle by o ...; o >>= 1; }`."""
     tokens = code.tokens
@@ -309,12 +295,8 @@ def _while_loops(code: Code) -> Iterator[SourceHazard]:
 def _half(code: Code, at: int) -> SourceHazard:
     what = "this reduction or scan spans 32 lanes, half a wavefront of this target"
     remedy = "start at warpSize / 2 (32 on gfx9), or pass 32 as the width of each shuffle if 32 lanes are meant"
-    return code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
-
-
-def _reduction_severity(code: Code) -> Severity:
-    """Half a wavefront may be meant by code that knows of AMD, but a shuffle without a width needs a look."""
-    return "unknown" if code.knows_wavefronts or code.project.is_ported else "error"
+    severity: Severity = "unknown" if code.knows_wavefronts else "error"
+    return code.hazard("warp-reduction", severity, what, at, remedy, "wave64")
 
 
 def _covers_32(code: Code, parts: Sequence[Sequence[CppToken]], at: int) -> bool:
@@ -368,7 +350,8 @@ def _shuffles(code: Code) -> Iterator[SourceHazard]:
         ):
             what = "shuffles by 16, 8, 4, 2 and 1 span 32 lanes, half a wavefront of this target"
             remedy = "add a step by 32 on gfx9, or pass 32 as the width if 32 lanes are meant"
-            yield code.hazard("warp-reduction", _reduction_severity(code), what, at, remedy, "wave64")
+            severity: Severity = "unknown" if code.knows_wavefronts else "error"
+            yield code.hazard("warp-reduction", severity, what, at, remedy, "wave64")
 
 
 def _literal(tokens: Sequence[CppToken]) -> int | None:
@@ -381,4 +364,102 @@ def _shuffles_by(code: Code, name: str, at: int, step: int) -> bool:
     return any(_literal(tokens) == step for given in same for tokens in given)
 
 
-LANE_RULES = (_sizes, _arithmetic, _blocks, _strides, _warps_of_block, _loops, _while_loops, _shuffles)
+def _places(code: Code) -> Iterator[tuple[int, str]]:
+    """Where the warp's size stands that only run time knows, itself or behind a macro of the project."""
+    for name in _AT_RUN_TIME:
+        for at in code.names.get(name, ()):
+            if code.text(at - 1) not in (".", "->", "::") and not code.is_own(name, at):
+                yield at, name
+    for at in code.names.get("rocprim", ()):
+        if code.text(at + 1) == "::" and code.text(at + 2) in _OF_ROCPRIM and code.text(at + 3) == "(":
+            yield at, f"rocprim::{code.text(at + 2)}()"
+    for name, places in code.names.items():
+        for made in code.project.definitions(name, code.path):
+            if not made.directive.function_like and any(token.text in _AT_RUN_TIME for token in made.body):
+                yield from ((at, name) for at in places)
+                break
+
+
+def _constants(code: Code) -> Iterator[SourceHazard]:
+    for at, name in _places(code):
+        if _needs_constant(code, at):
+            subject = name if name in _AT_RUN_TIME or "::" in name else f"{name}, which stands for warpSize,"
+            what = f"{subject} is no constant expression in HIP since ROCm 7.0, so this does not compile"
+            yield code.hazard("warp-size-constant", "error", what, at, _CONSTANT_FIX)
+
+
+def _needs_constant(code: Code, at: int) -> bool:
+    return in_constant(code.tokens, at) or _in_template(code, at) or _in_bound(code.tokens, at)
+
+
+def in_constant(tokens: Sequence[CppToken], at: int) -> bool:
+    """Behind constexpr or static_assert in the same statement."""
+    for index in range(at - 1, max(-1, at - _FAR), -1):
+        if tokens[index].text in _ENDS:
+            return False
+        if tokens[index].text in ("constexpr", "static_assert"):
+            return True
+    return False
+
+
+def _in_template(code: Code, at: int) -> bool:
+    """Inside of `Name<..., here>`."""
+    for index in range(at - 1, max(0, at - _FAR), -1):
+        text = code.tokens[index].text
+        if text in _ENDS or text in _NO_TEMPLATE:
+            return False
+        if text == "<" and code.tokens[index - 1].kind == "name":
+            end = skip_angles(code.tokens, index)
+            inside = code.tokens[index:end]
+            return end > at and not any(token.text in _NO_TEMPLATE for token in inside)
+    return False
+
+
+def _in_bound(tokens: Sequence[CppToken], at: int) -> bool:
+    """Inside of the bracket of a declaration, `float name[here]`; HIP's arrays have no run-time bounds."""
+    depth = 0
+    for index in range(at - 1, max(1, at - _FAR), -1):
+        text = tokens[index].text
+        if text in _ENDS:
+            return False
+        depth += {")": 1, "]": 1, "(": -1}.get(text, 0)
+        if text == "[":
+            if depth <= 0:
+                return _declares_array(tokens, index)
+            depth -= 1
+    return False
+
+
+def _declares_array(tokens: Sequence[CppToken], bracket: int) -> bool:
+    name, before = tokens[bracket - 1], tokens[bracket - 2]
+    if name.text == "]":
+        return _declares_array(tokens, opening(tokens, bracket - 1))
+    after = closing(tokens, bracket) + 1
+    ends = after < len(tokens) and tokens[after].text in (";", "[", "=", ",")
+    return name.kind == "name" and before.kind == "name" and before.text not in _NO_TYPE and ends
+
+
+def _on_host(code: Code) -> Iterator[SourceHazard]:
+    """warpSize in host code, or a constant that only device code has right."""
+    seen: set[int] = set()
+    for at, name in _places(code):
+        if not _needs_constant(code, at) and code.is_on_host(at) and at not in seen:
+            seen.add(at)
+            what = f"{name} is what the host was compiled with, not what the device in use has"
+            yield code.hazard("warp-size-host", "error", what, at, _HOST_FIX)
+    for name, places in code.names.items():
+        if name != "C10_WARP_SIZE" and not means_size(name):
+            continue
+        used = [at for at in places if at not in seen and code.is_on_host(at)]
+        if used and name == "C10_WARP_SIZE":
+            what = "C10_WARP_SIZE is right in device code; what it is on the host depends on the release of PyTorch"
+            yield from (code.hazard("warp-size-host", "unknown", what, at, _HOST_FIX) for at in used)
+        elif used and code.text(used[0] + 1) != "=":
+            by_pass, value = code.project.host_value(name, code.path)
+            if by_pass and value in (32, 64):
+                what = f"{name} is set by macros that only a pass over device code has: on the host it is {value}"
+                on = "wave64" if value == 32 else "wave32"
+                yield from (code.hazard("warp-size-host", "error", what, at, _HOST_FIX, on) for at in used)
+
+
+LANE_RULES = (_sizes, _arithmetic, _strides, _loops, _while_loops, _shuffles, _constants, _on_host)

@@ -1,4 +1,4 @@
-"""Launches as HIP takes them: threads a grid, what stands between <<< and >>>, attributes of kernels."""
+"""Launches as HIP takes them: threads a grid, attributes of kernels, and the local memory that a workgroup has."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from crosstie.core.finding import Severity
-from crosstie_port.source.code import WIDE, Code, also
+from crosstie_port.source.code import WIDE, Code, Function, also
 from crosstie_port.source.hazard import SourceHazard
-from crosstie_port.source.lexer import CppToken, arguments
+from crosstie_port.source.lexer import CppToken, Value, arguments, closing, size_of, until
 
 _LAUNCHES = re.compile(r"(?i)^\w*launch\w*kernel\w*$|^\w*kernel_?launch\w*$")
 _CHECKS = re.compile(r"(?i)check|error")
@@ -27,6 +27,17 @@ _OF_KERNELS = {
 }  # fmt: skip
 _DEEPEST = 3
 _GRID_FIX = "cap the blocks and let the kernel go on by gridDim.x * blockDim.x, or check blocks x threads against 2^32"
+_OPT_IN = "cudaFuncAttributeMaxDynamicSharedMemorySize"
+_OPT_IN_NAMES = (
+    _OPT_IN, "hipFuncAttributeMaxDynamicSharedMemorySize", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES",
+)  # fmt: skip
+_MEMORY_NAME = re.compile(r"(?i)smem|shmem|shared_?mem|shared_?(?:size|bytes|storage)|dyn_?shared|lds_?(?:size|bytes)")
+_LEAST_LDS = 65_536
+_MOST_PLAUSIBLE = 1_048_576
+_MEMORY_FIX = (
+    "shrink the tiles or the number of stages until it fits (65,536 bytes a workgroup on gfx942, 163,840 on gfx950, "
+    "against up to 232,448 on Hopper), with a size of its own per target"
+)
 
 
 def launches(code: Code) -> Iterator[tuple[int, list[Sequence[CppToken]]]]:
@@ -93,15 +104,6 @@ def _checks_product(code: Code, at: int) -> bool:
     return any(token.text == "<<" and two.text == "32" for token, two in pairwise(before))
 
 
-def _braces(code: Code) -> Iterator[SourceHazard]:
-    for at, given in launches(code):
-        if code.tokens[at].text == "<<<" and any(tokens and tokens[0].text == "{" for tokens in given[:2]):
-            what = "a grid or block in braces: HIPIFY makes a macro of the launch, which takes the commas for its own"
-            yield code.hazard(
-                "launch-braces", "error", what, at, "name it before: dim3 block(x, y, 1); <<<grid, block>>>"
-            )
-
-
 def _attributes(code: Code) -> Iterator[SourceHazard]:
     """CUDA's functions are templates of the kernel's type, HIP's take a pointer to void."""
     for name, at, given in code.foreign_calls(tuple(_OF_KERNELS)):
@@ -123,30 +125,89 @@ def _is_void(code: Code, given: Sequence[CppToken], at: int) -> bool:
     return any(token.text == "void" for token in made) or code.points_to(given[0].text, at) == "void"
 
 
-def _bounds(code: Code) -> Iterator[SourceHazard]:
-    for at, given in code.calls("__launch_bounds__"):
-        if len(given) < 2 or code.value(given[1], at) == 1:
+def _over(code: Code, what: str, size: int, at: int, severity: Severity = "error") -> Iterator[SourceHazard]:
+    if size > _LEAST_LDS:
+        said = f"{what}: {size:,} bytes of shared memory, more than a workgroup of this target can have"
+        yield code.hazard("shared-memory", severity, said, at, _MEMORY_FIX, f"lds<{size}")
+
+
+def _static(code: Code) -> Iterator[SourceHazard]:
+    by_function: dict[Function | None, list[int]] = {}
+    for at in code.names.get("__shared__", ()):
+        if code.text(at - 1) != "extern":
+            by_function.setdefault(code.function(at), []).append(at)
+    for function, places in by_function.items():
+        sizes = {at: _bytes(code, until(code.tokens, at + 1, (";", "{")), at) or 0 for at in places}
+        name = function.name if function else "this file"
+        yield from _over(code, f"the arrays of {name}", sum(sizes.values()), max(sizes, key=lambda at: sizes[at]))
+
+
+def _bytes(code: Code, statement: Sequence[CppToken], at: int) -> Value:
+    """The size of `float a[64][65], b[32]`; None where a type or a dimension is not known."""
+    words: list[str] = []
+    index = 0
+    while index < len(statement):
+        text = statement[index].text
+        following = statement[index + 1].text if index + 1 < len(statement) else ""
+        if text in ("alignas", "__align__", "__attribute__") and following == "(":
+            index = closing(statement, index + 1) + 1
             continue
-        # Where the file has a side for AMD, somebody has chosen the number with HIP in view, or could have.
-        severity: Severity = "note" if code.has_side_for_amd else "slow"
-        what = "the second launch bound is blocks a multiprocessor in CUDA and wavefronts a SIMD unit in HIP"
-        remedy = (
-            "on ROCm give blocks x threads / (wavefront x 4) there, or leave it out: too high a number spills registers"
-        )
-        yield code.hazard("launch-bounds", severity, what, at, remedy)
-        if len(given) > 2:
-            what = "HIP's __launch_bounds__ has no third argument (blocks a cluster)"
-            yield code.hazard("launch-bounds", "error", what, at, "leave it out on ROCm")
+        if statement[index].kind == "name" and following in ("[", ",", "", "="):
+            break
+        words.append(text)
+        index += 1
+    element = size_of(words)
+    counts = [_elements(code, declarator, at) for declarator in arguments(statement[index:])]
+    known = [count for count in counts if count is not None]
+    return element * sum(known) if element is not None and len(known) == len(counts) else None
 
 
-def _nested(code: Code) -> Iterator[SourceHazard]:
-    for at, token in enumerate(code.tokens):
-        if token.text != "<<<":
-            continue
-        function = code.function(at)
-        if function is not None and {"__global__", "__device__"} & set(function.returns):
-            what = f"{function.name} runs on the device and launches a kernel, which HIP does not support"
-            yield code.hazard("nested-launch", "error", what, at, "launch it from the host, or loop inside one kernel")
+def _elements(code: Code, declarator: Sequence[CppToken], at: int) -> Value:
+    elements, index = 1, 1
+    while index < len(declarator) and declarator[index].text == "[":
+        end = closing(declarator, index)
+        value = code.value(declarator[index + 1 : end], at)
+        if value is None:
+            return None
+        elements *= value
+        index = end + 1
+    return elements
 
 
-LAUNCH_RULES = (_grids, _braces, _attributes, _bounds, _nested)
+def _opt_ins(code: Code) -> Iterator[SourceHazard]:
+    for name in _OPT_IN_NAMES:
+        for at in code.names.get(name, ()):
+            if code.text(at + 1) != ",":
+                continue
+            size = code.value(until(code.tokens, at + 2, (",",)), at, through_variables=True)
+            if size is None and code.is_for_amd(at):
+                continue
+            if size is None:
+                what = "more shared memory than the default is asked for, and how much is known only at run time"
+                remedy = (
+                    "compare the number with hipDeviceAttributeMaxSharedMemoryPerBlock before the launch; "
+                    + _MEMORY_FIX
+                )
+                yield code.hazard("shared-memory", "unknown", what, at, remedy)
+            else:
+                yield from _over(code, "an opt-in", size, at)
+
+
+def _of_launches(code: Code) -> Iterator[SourceHazard]:
+    for at, given in launches(code):
+        if code.text(at) == "<<<" and len(given) > 2:
+            size = code.value(given[2], at, through_variables=True)
+            yield from _over(code, "this launch", size or 0, at)
+
+
+def _budgets(code: Code) -> Iterator[SourceHazard]:
+    """`constexpr int kSmemBytes = 99 * 1024`: a budget made for NVIDIA."""
+    for name, declarations in code.declarations.items():
+        for declaration in declarations if _MEMORY_NAME.search(name) else ():
+            size = code.value(declaration.value, declaration.at)
+            constant = {"const", "constexpr"} & set(declaration.words)
+            if constant and size is not None and _LEAST_LDS < size <= _MOST_PLAUSIBLE:
+                yield from _over(code, f"{name} is a budget", size, declaration.at, "unknown")
+
+
+LAUNCH_RULES = (_grids, _attributes, _static, _opt_ins, _of_launches, _budgets)

@@ -29,23 +29,6 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# For a reader of preprocessor lines alone: all lines up to the next directive, and the blanks before its #.
-_BLANK = r"(?:[ \t\r\f\v]|//[^\n]*|/\*(?s:.*?)(?:\*/|\Z))"
-_UP_TO_DIRECTIVE = re.compile(
-    rf"""
-    (?:{_BLANK}*+ (?!\#)
-        (?: {_BLANK}
-        | (?:u8|[uUL])?R"(?P<fence>[^()\\\s]{{0,16}})\((?s:.*?)(?:\)(?P=fence)"|\Z)
-        | (?:u8|[uUL])?"(?:[^"\\\n]|\\.)*(?:"|(?=\n)|\Z|\\\Z)
-        | \.?[0-9](?:[eEpP][+-]|'(?=[0-9A-Za-z])|[0-9A-Za-z_.])*
-        | (?:u8|[uUL])?'(?:[^'\\\n]|\\.){{1,8}}'
-        | [A-Za-z_$\x80-\U0010ffff][A-Za-z0-9_$\x80-\U0010ffff]*
-        | [^\n]
-        )*+ \n
-    )*+ {_BLANK}*+
-    """,
-    re.VERBOSE,
-)
 _HEADER = re.compile(r"""[ \t]*(?:<([^>\n]*)>|"([^"\n]*)")""")
 _ESCAPES = {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\", "0": "\0"}
 _ESCAPE = re.compile(r"\\(.)")
@@ -141,17 +124,6 @@ def lex(text: str) -> Lexed:
             tokens.append(token)
             fresh = False
     return Lexed(tokens=tokens, directives=directives)
-
-
-def outline(text: str) -> list[Directive]:
-    """The preprocessor lines alone: what `lex` finds, sooner."""
-    joined = _Joined(text)
-    directives: list[Directive] = []
-    offset = 0
-    while (code := _UP_TO_DIRECTIVE.match(joined.text, offset)) and joined.text.startswith("#", code.end()):
-        directive, offset = _directive(joined, code.end() + 1)
-        directives.append(directive)
-    return directives
 
 
 def _token(found: re.Match[str], joined: _Joined) -> CppToken | None:

@@ -88,24 +88,13 @@ def _name_bits(code: Code, name: str, at: int, depth: int, following: Sequence[C
 
 
 def _ballots(code: Code) -> Iterator[SourceHazard]:
-    """A ballot that is kept, compared or returned in 32 bits."""
+    """A ballot that is kept or returned in 32 bits."""
     for name, at, _ in code.foreign_calls(_BALLOTS):
         if _declares(code, at):
             continue
         if _kept_bits(code, at) == 32:
             what = f"the 64 bits of {name} are kept in 32, so lanes 32 to 63 are lost"
-        elif _is_compared_with_32(code.tokens[at : at + 25]):
-            what = f"{name} is compared with 32 lanes, a full wavefront of this target has 64"
-        else:
-            continue
-        yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
-
-
-def _is_compared_with_32(tokens: Sequence[CppToken]) -> bool:
-    for sign, right in pairwise(tokens):
-        if sign.text in ("==", "!=", ";"):
-            return sign.text != ";" and right.kind == "number" and number(right.text) == _ALL_32
-    return False
+            yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
 
 
 def _kept_bits(code: Code, at: int) -> int | None:
@@ -151,23 +140,6 @@ def _first_parameter_bits(code: Code, name: str) -> int | None:
     return None
 
 
-def _group_ballots(code: Code) -> Iterator[SourceHazard]:
-    """`unsigned m = active.ballot(p)` of a coalesced group, which has up to 64 lanes; a tile of 32 has 32."""
-    tokens = code.tokens
-    groups = {
-        tokens[at - back].text
-        for at in code.names.get("coalesced_threads", ())
-        for back in range(2, min(at, 5))
-        if tokens[at - back].kind == "name" and tokens[at - back + 1].text == "="
-    }
-    for method in ("ballot", "match_any"):
-        for at, _ in code.calls(method):
-            of_group = code.text(at - 1) == "." and code.text(at - 2) in groups
-            if of_group and _kept_bits(code, at - 2) == 32:
-                what = f"the 64 bits of a coalesced group's {method} are kept in 32, so lanes 32 to 63 are lost"
-                yield code.hazard("ballot-truncated", "error", what, at, _BALLOT_FIX, "wave64")
-
-
 def _counts(code: Code) -> Iterator[SourceHazard]:
     for name, wide in _COUNTS.items():
         for at, given in code.calls(name):
@@ -175,15 +147,6 @@ def _counts(code: Code) -> Iterator[SourceHazard]:
                 continue
             what = f"{name} reads 32 bits of a 64-bit ballot, so lanes 32 to 63 are lost"
             yield code.hazard("ballot-truncated", "error", what, at, f"use {wide}", "wave64")
-
-
-def _group_counts(code: Code) -> Iterator[SourceHazard]:
-    """`__ffs(tile.ballot(p))`: HIP's __ffs is there for int and for unsigned, and a group's ballot has 64 bits."""
-    for at, given in code.calls("__ffs"):
-        methods = (after.text for dot, after in pairwise(given[0]) if dot.text in (".", "->")) if given else ()
-        if not {"ballot", "match_any"}.isdisjoint(methods) and code.text(at + 2) != "(":
-            what = "__ffs of the 64 bits of a group's ballot is ambiguous: HIP has it for int and for unsigned"
-            yield code.hazard("overload", "error", what, at, "use __ffsll, or cast what a tile of 32 gives to unsigned")
 
 
 def _is_ballot(code: Code, tokens: Sequence[CppToken], at: int) -> bool:
@@ -208,4 +171,4 @@ def _lane_bits(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("lane-bit", "error", what, at, f"write 1ull << {lane}", "wave64")
 
 
-MASK_RULES = (_masks, _ballots, _group_ballots, _counts, _group_counts, _lane_bits)
+MASK_RULES = (_masks, _ballots, _counts, _lane_bits)

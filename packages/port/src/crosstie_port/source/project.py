@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from crosstie_port.source.lexer import CppToken, Directive, Names, Value, closing, evaluate, lex, outline
+from crosstie_port.source.lexer import CppToken, Directive, Names, Value, evaluate, lex
 
 # Macros of NVIDIA's compiler and headers, which a build for ROCm lacks. __CUDACC__ is not among them: HIPIFY makes
 # __HIPCC__ of it.
@@ -82,6 +82,10 @@ _KNOWS_WAVEFRONTS = re.compile(
     r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
     r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
 )
+# Code that was written for AMD alone knows its own wavefronts and launch bounds; code for both says so in guards.
+_FOR_AMD = re.compile(r"__builtin_amdgcn_|#[ \t]*include[ \t]*[<\"]hip/|\brocwmma\b|\bck_tile\b")
+_FOR_BOTH = re.compile(r"\b(?:USE_ROCM|__HIP_PLATFORM_\w+|__HIPCC__|__CUDA_ARCH__|__CUDACC__)\b|\w_USE_HIP\b")
+_AMD_FOLDERS = {"rocm", "hip", "amd", "ck", "ck_tile"}
 _ARRAY = re.compile(r"\bstd::array\s*<[^;{}()]*>\s*&?\s*([A-Za-z_]\w*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -90,7 +94,6 @@ _JINJA = re.compile(r"^[ \t]*\{%-?\s*(if|elif|else|endif)\b(.*?)-?%\}[ \t]*$", r
 _SPACE = re.compile(r"^[ \t]*namespace[ \t]+([A-Za-z_]\w*)[\w: \t]*\{", re.MULTILINE)
 _JINJA_PART = re.compile(r"\s+(and|or)\s+")
 _HEADERS = (".h", ".hpp", ".cuh", ".inl", ".hh", ".hxx", ".inc", ".in")
-_CONDITIONS = frozenset({"if", "ifdef", "ifndef", "elif", "elifdef", "elifndef"})
 # Macros may be defined by macros whose own state changes; a chain longer than this stays open.
 _ROUNDS = 4
 
@@ -165,12 +168,6 @@ def rocm_value(name: str) -> Value:
     # A switch asked for its value, `#if PADDLE_WITH_HIP`; a version has one that is not known.
     is_switch = known is None and rocm_defines(name) and not _VERSION.search(name)
     return 1 if is_switch else known
-
-
-def _speaks_of_rocm(directive: Directive) -> bool:
-    if directive.header:
-        return directive.header.startswith("hip/")
-    return directive.word in _CONDITIONS and (asks_for_rocm(directive) or _needs(directive, _OF_AMD.search))
 
 
 class _Open(msgspec.Struct):
@@ -347,6 +344,13 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         return self.text.count("\n") + 1
 
     @cached_property
+    def is_for_amd(self) -> bool:
+        """Whether the whole file is for AMD alone, by its name or by what it uses."""
+        if self.path.endswith(".hip") or not _AMD_FOLDERS.isdisjoint(self.path.lower().split("/")[:-1]):
+            return True
+        return _FOR_AMD.search(self.text) is not None and _FOR_BOTH.search(self.text) is None
+
+    @cached_property
     def knows_wavefronts(self) -> bool:
         """Whether it shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
         return _KNOWS_WAVEFRONTS.search(_COMMENT.sub("", self.text)) is not None
@@ -402,7 +406,9 @@ def read_unit(path: str, text: str) -> SourceFile:
         if not (found[1] and _passes_on(text, found))
     }
     taken = taken_lines([], len(newlines) + 1)
-    return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made, taken=taken)
+    return SourceFile(
+        path=path, text=text, directives=lex(text).directives, constants=constants, made=made, taken=taken
+    )
 
 
 def _passes_on(text: str, made: re.Match[str]) -> bool:
@@ -421,11 +427,10 @@ class Project:
         texts: Mapping[str, str],
         by_hipify: bool = True,
         left_out: Collection[str] = (),
-        named: Collection[str] = (),
     ):
         """`by_hipify`: whether the tree, where it is built for ROCm, may be built from HIPIFY's output; `left_out`:
-        files that such a build does not compile, by its lists of sources; `named`: files that they name for it."""
-        self._by_hipify, self._left_out, self._named = by_hipify, frozenset(left_out), frozenset(named)
+        files that such a build does not compile, by its lists of sources."""
+        self._by_hipify, self._left_out = by_hipify, frozenset(left_out)
         self.units = {path: read_unit(path, without_jinja(text)) for path, text in texts.items()}
         self._definitions: dict[str, list[Definition]] = {}
         for unit in self.units.values():
@@ -440,7 +445,6 @@ class Project:
         self._reach, self.visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
         self._passes: dict[tuple[str, str], list[bool | None]] = {}
-        self._types: dict[str, bool] = {}
         self._settle()
         self._bury_unreached()
 
@@ -637,25 +641,6 @@ class Project:
         )
 
     @cached_property
-    def shown(self) -> frozenset[str]:
-        """Files of which something shows that ROCm compiles them: a list of sources, a side for ROCm or a header of
-        HIP in them, or a file of these that includes them."""
-        waiting = [
-            path
-            for path, unit in self.units.items()
-            if path not in self._left_out
-            and (path in self._named or path.endswith(".hip") or any(map(_speaks_of_rocm, unit.directives)))
-        ]
-        found = set(waiting)
-        while waiting:
-            unit = self.units[waiting.pop()]
-            for line, other in self._includes[unit.path]:
-                if other not in found and other not in self._left_out and not unit.is_dead(line):
-                    found.add(other)
-                    waiting.append(other)
-        return frozenset(found)
-
-    @cached_property
     def own_spaces(self) -> frozenset[str]:
         """Outermost namespaces that files of the tree itself open."""
         return frozenset(match[1] for unit in self.units.values() for match in _SPACE.finditer(unit.text))
@@ -664,28 +649,6 @@ class Project:
         """Whether a file, or one around it, includes a header whose name begins so."""
         seen = (one.header for other in self.visible[path] for one in self.units[other].directives if one.header)
         return any(header.startswith(headers) for header in seen)
-
-    def declares_type(self, name: str) -> bool:
-        """Whether any class of the tree has a type of that name: `using name = ...`."""
-        if name not in self._types:
-            alias = re.compile(rf"\busing\s+{re.escape(name)}\s*=")
-            self._types[name] = any(alias.search(unit.text) for unit in self.units.values())
-        return self._types[name]
-
-    def members(self, name: str, path: str) -> frozenset[str]:
-        """Functions that a class which the file sees defines in itself."""
-        head = re.compile(rf"\b(?:class|struct)\s+{re.escape(name)}\b[^;{{}}()]*\{{")
-        texts = (self.units[other].text for other in self.visible[path])
-        tokens = (
-            lex(text[found.end() - 1 :]).tokens for text in texts if name in text for found in head.finditer(text)
-        )
-        inside = (one[: closing(one, 0)] for one in tokens)
-        return frozenset(
-            before.text
-            for body in inside
-            for sign, before, after in zip(body, body[1:], body[2:], strict=False)
-            if after.text == "(" and before.kind == "name" and (sign.kind == "name" or sign.text in ("&", "*", ">"))
-        )
 
     def arrays(self, path: str) -> frozenset[str]:
         """Variables and members that the file, or one around it, declares as std::array."""

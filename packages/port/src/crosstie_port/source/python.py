@@ -459,16 +459,8 @@ class _Reader(ast.NodeVisitor):
         if asked is not None and not passes_for_hopper(*asked):
             self._harmless |= {id(one) for one in ast.walk(node.left) if isinstance(one, ast.Attribute)}
         else:
-            self._capability(node, (node.left, *node.comparators))
+            self._capability(node)
         self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        self._capability(node, (node.left,))
-        self.generic_visit(node)
-
-    def visit_Tuple(self, node: ast.Tuple) -> None:
-        self._capability(node, node.elts)
-        self._targets(node)
 
     def _targets(self, node: ast.Tuple | ast.List | ast.Set) -> None:
         """`("gfx90a", "gfx942")`: a list of targets that a newer one is missing from."""
@@ -478,11 +470,11 @@ class _Reader(ast.NodeVisitor):
             self._hazard("target-list", "unknown", f"a list of targets without {isa}", node, remedy, isa, isa)
         self.generic_visit(node)
 
-    visit_List = visit_Set = _targets  # noqa: N815
+    visit_List = visit_Set = visit_Tuple = _targets  # noqa: N815
 
-    def _capability(self, node: ast.expr, sides: Sequence[ast.expr]) -> None:
-        """`props.major >= 9`, `props.major * 10 + props.minor`, `(props.major, props.minor)`."""
-        for side in sides:
+    def _capability(self, node: ast.Compare) -> None:
+        """`props.major >= 9`."""
+        for side in (node.left, *node.comparators):
             if isinstance(side, ast.Attribute) and side.attr == "major" and self._is_properties(side.value):
                 what = "a compute capability is taken as a number: ROCm answers 9.4 for gfx942 and 9.5 for gfx950"
                 self._hazard("compute-capability", "error", what, node, "ask for gcnArchName on ROCm", "gfx9", "major")

@@ -4,13 +4,11 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from msgspec.structs import replace
-
 from crosstie.core.finding import Severity
-from crosstie_port.source.code import Code, Function, also
+from crosstie_port.source.code import Code, Function
 from crosstie_port.source.hazard import SourceHazard
-from crosstie_port.source.lexer import CppToken, arguments, closing, until
-from crosstie_port.source.widths import in_constant
+from crosstie_port.source.lanes import in_constant
+from crosstie_port.source.lexer import CppToken, arguments, closing
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
 _BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
@@ -29,8 +27,6 @@ _QUALIFIERS = frozenset({
 _LEAVES = frozenset({
     "return", "throw", "asm", "__trap", "abort", "__builtin_unreachable", "__asm__", "goto", "assert", "static_assert",
 })  # fmt: skip
-# Members or friends of HIP's vectors, no templates; its + and - are templates, which a function of one's own outdoes.
-_VECTOR_OPERATORS = ("+=", "-=", "*=", "/=", "*", "/")
 _VECTORS = frozenset(
     f"{kind}{width}" for kind in ("float", "double", "int", "uint", "short", "ushort", "char", "uchar", "long", "ulong")
     for width in (1, 2, 3, 4)
@@ -138,21 +134,6 @@ def _is_global(tokens: Sequence[CppToken], at: int) -> bool:
     return depth <= 0
 
 
-def _dependent(code: Code) -> Iterator[SourceHazard]:
-    """`Traits::BlockLoadT(storage).Load(...)` in a template of Traits."""
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text != "::" or code.text(at + 2) != "(" or code.text(at - 2) in ("typename", "::", "new"):
-            continue
-        function = code.function(at)
-        if function is None or code.text(at - 1) not in {name for name, _ in function.template}:
-            continue
-        end = closing(tokens, at + 2)
-        if code.text(end + 1) == "." and code.project.declares_type(code.text(at + 1)):
-            what = f"{code.text(at - 1)}::{code.text(at + 1)} is a type of a template: clang must be told so"
-            yield code.hazard("clang-strictness", "error", what, at, "write typename before it")
-
-
 def _returns(code: Code) -> Iterator[SourceHazard]:
     """A device function with a result and no return: clang takes its end for unreachable and drops what follows."""
     for function in code.functions:
@@ -171,24 +152,6 @@ def _leaves(code: Code, inside: set[str]) -> bool:
         return True
     called = "|".join(re.escape(word) for word in words if re.match(r"[A-Za-z_]\w*$", word))
     return code.project.sees(code.path, re.compile(rf"noreturn[^;{{}}]*\b(?:{called})\s*\("))
-
-
-def _operators(code: Code) -> Iterator[SourceHazard]:
-    """The project's own `float2& operator+=(float2&, const float2&)`: HIP's vectors bring these as members."""
-    found: dict[int, str] = {}
-    for at in code.names.get("operator", ()):
-        if code.text(at + 2) == "(" and code.text(at + 1) in _VECTOR_OPERATORS and not code.is_side_for_amd(at):
-            given = arguments(code.tokens[at + 3 : closing(code.tokens, at + 2)])
-            kinds = [{token.text for token in tokens} & _VECTORS for tokens in given]
-            if len(kinds) == 2 and kinds[0] and kinds[0] == kinds[1]:
-                found.setdefault(code.tokens[at].line, f"operator{code.text(at + 1)} of two {min(kinds[0])}")
-    if found:
-        first, *others = sorted(found)
-        what = f"HIP has {found[first]} itself, so a use of it is ambiguous"
-        # A friend with a copy for its first operand may lose to a reference; a member never does.
-        severity: Severity = "error" if any("=" in one for one in found.values()) else "unknown"
-        hazard = code.line_hazard("overload", severity, what, first, "leave it out on ROCm: #ifndef USE_ROCM around it")
-        yield replace(hazard, evidence=hazard.evidence + also(others))
 
 
 def _braced(code: Code) -> Iterator[SourceHazard]:
@@ -266,11 +229,11 @@ def _on_device(code: Code, at: int) -> bool:
     return function is not None and any(_DEVICE_WORD.search(word) for word in function.returns)
 
 
-def _switched(code: Code) -> Iterator[SourceHazard]:
+def switched(code: Code) -> Iterator[SourceHazard]:
     """`#undef __CUDA_NO_HALF_OPERATORS__`, of which HIP's headers have their own; a macro that HIP no longer sets."""
     unit = code.project.units[code.path]
     for one in unit.directives:
-        if unit.is_dead(one.line) or code.parameters:
+        if unit.is_dead(one.line):
             continue
         names = {token.text for token in one.tokens}
         if one.word == "undef" and one.name.startswith("__CUDA_NO_HALF") and "__HIP_NO_HALF" not in unit.text:
@@ -306,23 +269,6 @@ def _spins(code: Code) -> Iterator[SourceHazard]:
                 yield code.hazard("lane-spin", "unknown", what, at, remedy)
 
 
-def _inherited(code: Code) -> Iterator[SourceHazard]:
-    """`Search(id)` in a template whose base is a template as well: clang looks for it there through this-> alone."""
-    for at in (at for word in ("class", "struct") for at in code.names.get(word, ())):
-        head = until(code.tokens, at, ("{", ";"))
-        bases = [token.text for token, after in pairwise(head) if after.text == "<"]
-        if code.text(at - 1) != ">" or code.text(at + 2) != ":" or not bases:
-            continue
-        body = range(at + len(head), closing(code.tokens, at + len(head)))
-        own = {one.name for one in code.functions if one.head in body}
-        for name in sorted(code.project.members(bases[0], code.path) - own):
-            called = (one for one in code.names.get(name, ()) if one in body and code.text(one + 1) == "(")
-            for one in called:
-                if code.text(one - 1) in ("=", "(", ",", "!", ";", "{", "}", "return", "+", "-", "&&", "||"):
-                    what = f"{name} is a member of {bases[0]}, which depends on the template: clang does not look there"
-                    yield code.hazard("clang-strictness", "unknown", what, one, f"write this->{name}")
-
-
 def _has_result(function: Function) -> bool:
     """By the word before its name: a type, where there is one."""
     before = function.returns[0] if function.returns else ""
@@ -331,7 +277,6 @@ def _has_result(function: Function) -> bool:
 
 
 STRICT_RULES = (
-    _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _operators, _standard,
-    _switched, _braced, _pointers, _spins,
-    _inherited,
+    _missing, _compute_types, _pairs, _own, _loads, _device_members, _returns, _standard,
+    _braced, _pointers, _spins,
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Launches vLLM's Triton kernels through vLLM's own wrappers: `crosstie preflight kernels --example vllm`.
+"""Launches vLLM's Triton kernels through vLLM's own wrappers: `crosstie preflight kernels vllm_launches.py`.
 
 Shapes are those of Llama-3-8B (attention, cache, norm), Qwen3-30B-A3B (experts) and DeepSeek-V3 at TP 8 (block-scaled
 FP8, MLA). The wrappers are those of vLLM 0.32.0; another version may have moved them, and then a launcher stops with
-the import that failed. Copy this file and change it: `crosstie preflight kernels ./my_launches.py --on mi300x`.
+the import that failed. Copy this file and change it.
 """
 
 import sys
