@@ -1,21 +1,10 @@
-"""The tables of a store, and its format: made where there are none, brought up where they are older.
-
-A store is brought up step by step in the transaction that opens it, under a lock. A failure leaves it as it was; a
-later format is refused.
-"""
+"""The tables of a store, made where there are none, and their format: a store of another one is refused."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from crosstie.core.errors import BadInput
-
 SCHEMA = 5
-_TEAMS = """CREATE TABLE crosstie_teams (
-    id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
-    usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)"""
-# Users with tokens of an issuer: their names in usage, and their teams.
-_SUBJECTS = "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)"
 _TABLES = (
     "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     """CREATE TABLE crosstie_keys (
@@ -24,8 +13,11 @@ _TABLES = (
         priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
         created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION,
         max_open BIGINT, explains BIGINT NOT NULL DEFAULT 0, team_id BIGINT)""",
-    _TEAMS,
-    _SUBJECTS,
+    """CREATE TABLE crosstie_teams (
+        id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
+        usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)""",
+    # Users with tokens of an issuer: their names in usage, and their teams.
+    "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)",
     """CREATE TABLE crosstie_usage (
         hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
         outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
@@ -75,45 +67,3 @@ def create(session: Transaction, identity: str) -> None:
         session.change(sql.format(identity=identity))
     numbers = [("schema", SCHEMA), ("keys", new_number()), ("store", new_number())]
     session.each("INSERT INTO crosstie_meta VALUES (?, ?)", numbers)
-
-
-def _number_the_store(session: Transaction) -> None:
-    session.change("INSERT INTO crosstie_meta VALUES ('store', ?) ON CONFLICT (name) DO NOTHING", (new_number(),))
-
-
-def _changes(*statements: str) -> Callable[[Transaction], None]:
-    def change(session: Transaction) -> None:
-        for sql in statements:
-            session.change(sql)
-
-    return change
-
-
-# By the format that a step leads to. A released step is never changed, and `_TABLES` is what all of them lead to.
-MIGRATIONS: dict[int, Callable[[Transaction], None]] = {
-    # Every store has a number of its own, by which one that was made anew in its place is told from it.
-    2: _number_the_store,
-    # Keys have a limit of requests at once, and a right to explanations.
-    3: _changes(
-        "ALTER TABLE crosstie_keys ADD COLUMN max_open BIGINT",
-        "ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0",
-    ),
-    # Keys may belong to a team, which has limits of its own.
-    4: _changes("ALTER TABLE crosstie_keys ADD COLUMN team_id BIGINT", _TEAMS),
-    # Usage is also kept by the subjects of tokens.
-    5: _changes(_SUBJECTS),
-}
-
-
-def behind(session: Transaction) -> list[int]:
-    """The steps that a store still has before it. Raises BadInput where it is ahead of this Crosstie."""
-    format = meta(session)["schema"]
-    if format > SCHEMA:
-        raise BadInput(f"the store was made by a later Crosstie: its format is {format}, this one reads {SCHEMA}")
-    return list(range(format + 1, SCHEMA + 1))
-
-
-def migrate(session: Transaction, steps: Sequence[int]) -> None:
-    for step in steps:
-        MIGRATIONS[step](session)
-        session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'schema'", (step,))
