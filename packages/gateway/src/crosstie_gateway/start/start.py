@@ -26,8 +26,7 @@ from crosstie_gateway.hosting.hosting import Hosting
 from crosstie_gateway.ledger.places import open_store
 from crosstie_gateway.service.admin_door import AdminDoor
 from crosstie_gateway.service.batches import BatchService, ResponseService
-from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
-from crosstie_gateway.service.discovery import Discovery
+from crosstie_gateway.service.discovery import ClusterDiscovery, NameDiscovery
 from crosstie_gateway.service.door import OpsDoor
 from crosstie_gateway.service.edge import Edge
 from crosstie_gateway.service.kv_events import KvEvents
@@ -252,7 +251,7 @@ class _Start:
         return self.made(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
-                Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
+                NameDiscovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
                 TokenizerFiles(), KvEvents(), TrialsService(), *observers.components(), *plugins, *batches,
                 *doors, *after,
             ],
