@@ -15,7 +15,7 @@ who knows the day. Starts take what the catalog says, scattered; the scaler's fi
 --requests sends requests at random moments, with lengths of benchmarks/autoscale_workload.toml, to that fleet through
 the gateway's own policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's.
 
-hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: crosstie_gateway/scaler/rivals.py) that
+hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: virtual_day.py) that
          holds NN% of what a replica takes as a fluid; with --requests, of its KV cache.
 """
 
@@ -35,12 +35,10 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet
 from crosstie.decide.plan.subject import read_subject
 from crosstie_gateway.scaler.capacities import capacities
-from crosstie_gateway.scaler.fluid import Day, Loss, Traffic, fewest_gpus, fluid_day, replicas_for
-from crosstie_gateway.scaler.platform import Controller
-from crosstie_gateway.scaler.rivals import ByScaler, Fixed, Hpa
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Scaler
 from day_simulator import DaySimulator, day_traffic
+from virtual_day import ByScaler, Controller, Day, Fixed, Hpa, Loss, Traffic, fewest_gpus, fluid_day, replicas_for
 
 HERE = Path(__file__).parent
 WINDOWS, WINDOW_S = 144, 600

@@ -13,11 +13,10 @@ from crosstie.core.workload import Workload
 from crosstie.decide.plan.traffic import Traffic, drawn
 from crosstie.route.live import Replica
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
-from crosstie_gateway.scaler.fluid import Day, Loss
 from crosstie_gateway.scaler.forecast import shape_at
-from crosstie_gateway.scaler.platform import Controller, Instance, Platform
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Capacities
+from virtual_day import Controller, Day, Instance, Loss, Platform
 
 _MINUTE_S = 60.0
 # How far starts scatter, as a logarithm's deviation.

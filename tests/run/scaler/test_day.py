@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.day_simulator import DaySimulator, day_traffic
+from benchmarks.virtual_day import ByScaler, Day, Fixed, Loss, fewest_gpus, fluid_day
 from tests.run.scaler.cases import CHEAP, DEAR, KNOWN
 
 from crosstie.catalog.days import shipped_days
@@ -14,8 +15,6 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.decide.plan.subject import of_fleet
 from crosstie_gateway.scaler.capacities import capacities, rules_of
-from crosstie_gateway.scaler.fluid import Day, Loss, fewest_gpus, fluid_day
-from crosstie_gateway.scaler.rivals import ByScaler, Fixed
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Scaler
 

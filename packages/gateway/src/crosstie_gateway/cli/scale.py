@@ -17,28 +17,25 @@ from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, print_json
 from crosstie.core.errors import BadInput
-from crosstie.decide.plan.subject import Subject, read_subject
-from crosstie.web.chart import check_picture
+from crosstie.decide.plan.subject import read_subject
 from crosstie.wire.address import Address
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.cli.scale_show import show_day, show_decision
+from crosstie_gateway.cli.scale_show import show_decision
 from crosstie_gateway.scale.act import Kubernetes, ScaleHook, actors
 from crosstie_gateway.scale.drain import Drainer
 from crosstie_gateway.scale.keda import serve_keda
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
 from crosstie_gateway.scale.service import ScaleService, read_state
 from crosstie_gateway.scaler.capacities import capacities, check_inventory, rules_of
-from crosstie_gateway.scaler.chart import draw_day
-from crosstie_gateway.scaler.rehearsal import SCALED, rehearse
 from crosstie_gateway.scaler.rules import ScaleRules
 from crosstie_gateway.scaler.rules_file import ReadRules, read_rules, time_of_day_s
-from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
+from crosstie_gateway.scaler.scaler import FleetObservation, Scaler, ScalerState
 from crosstie_gateway.wire.server import Server
 
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.
 _LOOK_S, _GIVEN_S = 10.0, 600.0
 _GROUPS = {
-    "Nothing is done": "--dry-run --rate --replicas --at --day --plot",
+    "Nothing is done": "--dry-run --rate --replicas --at",
     "What is done": "--patch --namespace --token-file --hook --keda --port --admin --key-file",
 }
 _KEY = "CROSSTIE_ADMIN_KEY"
@@ -55,8 +52,6 @@ _KEY = "CROSSTIE_ADMIN_KEY"
 @click.option("--rate", "rates", multiple=True, metavar="CLASS=X", help="Requests/s, in place of a gateway's.")
 @click.option("--replicas", multiple=True, metavar="SUPPLY=N", help="That serve now. [default: as planned]")
 @click.option("--at", metavar="HH:MM", help="The time of day. [default: now]")
-@click.option("--day", "whole_day", is_flag=True, help="Decide through a whole day, in virtual time.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw that day (.svg, .png, .pdf).")
 @click.option("--patch", metavar="URL|pod", help="Patch scale subresources of this API server, or of the pod's own.")
 @click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Of what is patched.")
 @click.option("--token-file", type=FILE, metavar="FILE", help="The token for --patch URL.")
@@ -71,31 +66,26 @@ def command(
     what: Path, rules: Path | None, gateways: tuple[str, ...], state: Path | None, dry_run: bool,
     rates: tuple[str, ...], replicas: tuple[str, ...], at: str | None, patch: str | None, namespace: str,
     token_file: Path | None, hook: str | None, keda: str | None, port: int | None, admins: tuple[str, ...],
-    key_file: Path | None, whole_day: bool, plot: Path | None, speed: float, as_json: bool,
+    key_file: Path | None, speed: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Decides how many replicas each pool should have: the cheapest that carry what is forecast until new ones serve.
 
     \b
     crosstie scale plan.json --dry-run --rate chat=9
-    crosstie scale plan.json --day --plot day.svg
     crosstie scale fleet.toml --gateway http://gateway:8080 --dry-run
     crosstie scale fleet.toml --gateway http://gateway:8080 --keda 0.0.0.0:9090
     crosstie scale fleet.toml --gateway http://gateway:8080 --patch pod
 
     Capacities and prices are the plan's, start-up times the catalog's; both are corrected by what is seen. --rules
-    says what may be scaled and how far. Without --dry-run or --day it runs until it is ended, and needs a gateway
+    says what may be scaled and how far. Without --dry-run it runs until it is ended, and needs a gateway
     and something to do (--patch, --hook, --keda or --port). docs/scaling.md has the rest.
 
     Exit status 1 where replicas that can be had do not carry what is needed.
     """
     if not dry_run and (rates or replicas or at):
         raise BadInput("--rate, --replicas and --at are for --dry-run")
-    if speed != 1.0 and (dry_run or whole_day):
+    if speed != 1.0 and dry_run:
         raise BadInput("--speed is for a scaler that runs")
-    if plot is not None and not whole_day:
-        raise BadInput("--plot draws a day: give --day with it")
-    if plot is not None:
-        check_picture(plot)
     catalog = Catalog()
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)
@@ -105,16 +95,12 @@ def command(
     check_inventory(read.rules, subject)
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
-    scaler = Scaler(read.rules, known, days)
     planned = {supply.name: 0 for supply in read.rules.supplies}
     for pool in subject.fleet.pools:
         first = next((supply for supply in read.rules.supplies if supply.pool == pool.name), None)
         if first is not None:
             planned[first.name] = min(pool.replicas, first.most)
-    if state is not None:
-        scaler = Scaler(read.rules, known, days, read_state(state))
-    if whole_day:
-        return _rehearse(subject, scaler, planned, plot, as_json)
+    scaler = Scaler(read.rules, known, days, ScalerState() if state is None else read_state(state))
     if dry_run:
         seen = _given(scaler, rates, _counted(scaler, replicas, planned), _moment(at), gateways)
         decision = scaler.decide(seen)
@@ -162,20 +148,6 @@ def _drainer(urls: tuple[str, ...], key_file: Path | None, rules: ScaleRules, *,
             others = f"others are of pool {supply.pool} too"
             raise BadInput(f"supply {supply.name}: {others}; say which `backends` are its own")
     return Drainer(urls, key)
-
-
-def _rehearse(subject: Subject, scaler: Scaler, planned: dict[str, int], plot: Path | None, as_json: bool) -> int:
-    rates = {served.name: served.requests_per_s for served in (subject.workload or subject.fleet).classes}
-    if not any(scaler.days.values()):
-        raise BadInput("--day: no day is known; give `day` or `recording` in --rules, or traffic.day in the workload")
-    with progress("deciding") as on_progress:
-        day = rehearse(scaler, rates, planned, on_progress)
-    if plot is not None:
-        gpus = {supply.name: scaler.known.gpus[supply.pool] for supply in scaler.rules.supplies}
-        draw_day(day.days[SCALED], gpus, day.fewest, day.fixed_gpus, f"{subject.label}: a day", plot)
-        click.echo(f"drawn as {plot}", err=True)
-    print_json(day.document()) if as_json else show_day(console(), subject.label, day)
-    return 0
 
 
 def _counted(scaler: Scaler, given: tuple[str, ...], planned: dict[str, int]) -> dict[str, int]:

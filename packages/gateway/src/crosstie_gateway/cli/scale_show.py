@@ -4,7 +4,6 @@ from rich.console import Console
 
 from crosstie.cli.show import say, show_table
 from crosstie.core.figures import dollars, number
-from crosstie_gateway.scaler.rehearsal import PLANNED, Rehearsal
 from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler, clock
 
 
@@ -42,22 +41,3 @@ def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservati
     learnt = [f"{name} {reach.factor:.2f}" for name, reach in scaler.state.reach.items() if reach.factor != 1.0]
     if learnt:
         say(out, f"Learnt: replicas take so many times what the plan says: {', '.join(learnt)}")
-
-
-def show_day(out: Console, label: str, rehearsal: Rehearsal) -> None:
-    say(out, f"{label}: a day in virtual time, traffic as a fluid; nothing was done")
-    fixed = rehearsal.days[PLANNED]
-    rows = [
-        (
-            name, f"{day.share:.1%}", f"{day.worst_hour[1]:.1%} at {day.worst_hour[0]:02d} h", number(day.gpu_hours),
-            f"{day.gpu_hours / fixed.gpu_hours:.0%}" if fixed.gpu_hours else "", dollars(day.bill.usd),
-            str(day.bill.flaps),
-        )
-        for name, day in rehearsal.days.items()
-    ]  # fmt: skip
-    least = rehearsal.fewest_gpu_hours
-    of_planned = f"{least / fixed.gpu_hours:.0%}" if fixed.gpu_hours else ""
-    rows.append(("the least there is", "", "", number(least), of_planned, "", ""))
-    show_table(out, ("replicas", "within", "worst hour", "GPU-hours", "of planned", "cost", "flaps"), rows)
-    say(out, "within: requests that come while what serves carries them; flaps: changes taken back within 30 min")
-    say(out, "the least: the fewest GPUs that carry each ten minutes, by someone who knows the day")
