@@ -5,8 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.day_simulator import DaySimulator, day_traffic
-from benchmarks.virtual_day import ByScaler, Day, Fixed, Loss, fewest_gpus, fluid_day
+from benchmarks.day_simulator import ByScaler, Day, DaySimulator, Fixed, Loss, day_traffic, fewest_gpus, fluid_day
 from tests.run.scaler.cases import CHEAP, DEAR, KNOWN
 
 from crosstie.catalog.days import shipped_days

@@ -1,6 +1,6 @@
 """Kubernetes' autoscaler by its documentation, and the bill of a platform."""
 
-from benchmarks.virtual_day import Fixed, Hpa, Platform
+from benchmarks.day_simulator import Fixed, Hpa, Platform
 from tests.run.scaler.cases import CHEAP, rules
 
 from crosstie_gateway.scaler.scaler import FleetObservation, Order
