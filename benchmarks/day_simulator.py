@@ -23,7 +23,7 @@ from crosstie.decide.plan.programme import Array, Indices
 from crosstie.decide.plan.traffic import Traffic, drawn
 from crosstie.route.live import Replica
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
-from crosstie_gateway.scaler.forecast import DAY_S, shape_at
+from crosstie_gateway.scaler.learnt import DAY_S, shape_at
 from crosstie_gateway.scaler.mixture import SupplyChoices
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Capacities, FleetObservation, Order, Scaler

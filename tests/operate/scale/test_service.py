@@ -10,8 +10,7 @@ from tests.run.scaler.cases import CHEAP, DEAR, KNOWN, rules
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.scale.act import Actor, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
-from crosstie_gateway.scale.drain import Drainer
+from crosstie_gateway.scale.act import Actor, Drainer, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
 from crosstie_gateway.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
 from crosstie_gateway.scale.observe import CounterWatch, GatewayCounts
 from crosstie_gateway.scale.service import ScaleService, read_state

@@ -17,9 +17,8 @@ from tests.waiting import LIMIT_S
 from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
-from crosstie_gateway.batch.index import Quota
+from crosstie_gateway.batch.index import ENDED, Batch, Quota
 from crosstie_gateway.batch.lines import check_lines
-from crosstie_gateway.batch.records import ENDED, Batch
 from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.service.batches import BatchService

@@ -20,9 +20,8 @@ from crosstie_gateway.gateway.backend import IN_A_ROW
 from crosstie_gateway.gateway.health import probe
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.supervisor import WorkerSlot
-from crosstie_gateway.service.worker import Worker
+from crosstie_gateway.service.worker import Worker, counters, merged_pages
 from crosstie_gateway.service.worker_link import Failed, MetricsPage, MetricsRequest, WorkerAnswer, WorkerLink
-from crosstie_gateway.service.worker_metrics import counters, merged_pages
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.wire.listener import listening
 

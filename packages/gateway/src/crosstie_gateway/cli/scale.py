@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 from msgspec import to_builtins
+from rich.console import Console
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import in_words
@@ -15,21 +16,20 @@ from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, print_json
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars, number
 from crosstie.decide.plan.subject import read_subject
 from crosstie.wire.address import Address
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.cli.scale_show import show_decision
-from crosstie_gateway.scale.act import Kubernetes, ScaleHook, actors
-from crosstie_gateway.scale.drain import Drainer
+from crosstie_gateway.scale.act import Drainer, Kubernetes, ScaleHook, actors
 from crosstie_gateway.scale.keda import serve_keda
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
 from crosstie_gateway.scale.service import ScaleService, read_state
 from crosstie_gateway.scaler.capacities import capacities, check_inventory, rules_of
 from crosstie_gateway.scaler.rules import ScaleRules
 from crosstie_gateway.scaler.rules_file import ReadRules, read_rules, time_of_day_s
-from crosstie_gateway.scaler.scaler import FleetObservation, Scaler, ScalerState
+from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler, ScalerState, clock
 from crosstie_gateway.wire.server import Server
 
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.
@@ -218,3 +218,39 @@ async def _serve(service: ScaleService, keda: str | None, port: int | None, spee
         if server is not None:
             await server.stop(1.0)
     return 0
+
+
+def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservation, decision: ScaleDecision) -> None:
+    say(out, f"{label} at {clock(decision.at_s, scaler.rules)}: what would be done; nothing was")
+    show_table(
+        out,
+        ("class", "requests/s now", "at most", "until", "margin", "provided for"),
+        [
+            (
+                name, number(need.now), number(need.peak), clock(need.until_s, scaler.rules),
+                f"{need.margin - 1.0:.0%}", number(need.provided),
+            )
+            for name, need in decision.needs.items()
+        ],
+    )  # fmt: skip
+    state = scaler.state.supplies
+    show_table(
+        out,
+        ("supply", "price", "$/h each", "starts in", "serving", "to have", "of them to empty"),
+        [
+            (
+                supply.name, supply.kind, dollars(scaler.known.usd_per_hour(supply)),
+                f"{state[supply.name].start.likely_s / 60:.0f} min", str(seen.ready.get(supply.name, 0)),
+                str(decision.orders[supply.name].replicas), str(decision.orders[supply.name].draining),
+            )
+            for supply in scaler.rules.supplies
+        ],
+    )  # fmt: skip
+    for supply in scaler.rules.supplies:
+        say(out, f"- {supply.name}: {decision.orders[supply.name].why}")
+    say(out, f"Together {dollars(decision.usd_per_hour)} an hour")
+    if decision.short:
+        say(out, f"Short: {decision.short}")
+    learnt = [f"{name} {reach.factor:.2f}" for name, reach in scaler.state.reach.items() if reach.factor != 1.0]
+    if learnt:
+        say(out, f"Learnt: replicas take so many times what the plan says: {', '.join(learnt)}")

@@ -22,8 +22,7 @@ from crosstie.route.live import Replica
 from crosstie.route.load import Presence, State, become
 from crosstie.wire.variables import filled
 from crosstie_gateway.gateway.interfaces import HostedModels
-from crosstie_gateway.hosting.resident_share import ResidentShare
-from crosstie_gateway.hosting.residents import HOLD_S, HostReport
+from crosstie_gateway.hosting.residents import HOLD_S, HostReport, ResidentShare
 from crosstie_gateway.hosting.shared_pool import LoadGuard, SharedPool, families
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.service.worker_link import Done, FollowerLoad, FollowerReport, LeaderState, WorkerAnswer

@@ -11,8 +11,7 @@ import msgspec
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import Family, Samples, exposition
-from crosstie_gateway.scale.act import Actor, ScaleFailed
-from crosstie_gateway.scale.drain import Drainer
+from crosstie_gateway.scale.act import Actor, Drainer, ScaleFailed
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
 from crosstie_gateway.scaler.scaler import ScaleDecision, Scaler, ScalerState
 from crosstie_gateway.wire.request import Request

@@ -12,7 +12,7 @@ from crosstie.catalog.days import read_day
 from crosstie.catalog.reading import only_keys, read_record, read_toml, read_values, table, text
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, did_you_mean, near_names
-from crosstie_gateway.scaler.forecast import DAY_S
+from crosstie_gateway.scaler.learnt import DAY_S
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 
 # Windows of a day that is learnt from a recording, and how many requests one must have on average to say anything.

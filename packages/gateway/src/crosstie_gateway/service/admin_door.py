@@ -24,8 +24,8 @@ from crosstie_gateway.gateway.roads import tidy_path
 from crosstie_gateway.service.admin import ACTIONS, Administration
 from crosstie_gateway.service.admin_view import MOST_DECISIONS, DecisionView, FleetView, merged
 from crosstie_gateway.service.dashboard import Dashboard
-from crosstie_gateway.service.door import Door, json_object
 from crosstie_gateway.service.door_keys import KEY_VARIABLE, DoorKeys
+from crosstie_gateway.service.edge import Door, json_object
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.trials import TrialsService
 from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest

@@ -21,12 +21,11 @@ from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_a
 from crosstie_gateway.gateway.interfaces import OwnPages
 from crosstie_gateway.service.admin import Administration
 from crosstie_gateway.service.admin_view import DecisionView, FleetView, spread
-from crosstie_gateway.service.door import json_object
-from crosstie_gateway.service.door_keys import DoorKeys
+from crosstie_gateway.service.door_keys import DashboardSession, DoorKeys, Sessions, WrongKeys, set_cookie
+from crosstie_gateway.service.edge import json_object
 from crosstie_gateway.service.history import MINUTE, SHORT_S, WINDOWS
 from crosstie_gateway.service.look_back import history_document, last_minute
 from crosstie_gateway.service.process import GatewayProcess
-from crosstie_gateway.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
 from crosstie_gateway.service.worker_link import (
     Decisions,
     DecisionsRequest,

@@ -25,8 +25,7 @@ from crosstie_gateway.cluster.api import ClusterApi
 from crosstie_gateway.cluster.endpoints import Endpoint
 from crosstie_gateway.cluster.sources import EndpointSource
 from crosstie_gateway.gateway.notices import Level, Notice
-from crosstie_gateway.service.background import BackgroundThread
-from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.service.process import BackgroundThread, Component, GatewayProcess
 
 # At the start, how long the first answers are waited for; what comes later is taken then.
 _FIRST_S = 5.0

@@ -27,16 +27,14 @@ from crosstie_gateway.ledger.places import open_store
 from crosstie_gateway.service.admin_door import AdminDoor
 from crosstie_gateway.service.batches import BatchService, ResponseService
 from crosstie_gateway.service.discovery import ClusterDiscovery, NameDiscovery
-from crosstie_gateway.service.door import OpsDoor
-from crosstie_gateway.service.edge import Edge
+from crosstie_gateway.service.edge import Edge, OpsDoor
 from crosstie_gateway.service.kv_events import KvEvents
 from crosstie_gateway.service.ledger import Ledger
 from crosstie_gateway.service.logs import Log, Style
-from crosstie_gateway.service.peers import LearntSharing, PeerSharing
+from crosstie_gateway.service.peers import LearntSharing, PeerSharing, ProviderSpending
 from crosstie_gateway.service.plugins import PluginProcesses
 from crosstie_gateway.service.process import Component, GatewayProcess, check_places
 from crosstie_gateway.service.record import TrafficRecorder
-from crosstie_gateway.service.spending import ProviderSpending
 from crosstie_gateway.service.supervisor import Supervisor, WorkerSlot
 from crosstie_gateway.service.systemd import Systemd
 from crosstie_gateway.service.telemetry import Telemetry, wanted
