@@ -168,7 +168,7 @@ class ResidencySettings:
 
 @dataclass(slots=True, eq=False)
 class ModelCounts:
-    """What happened to one model, or to all of them."""
+    """What happened to one model."""
 
     # Requests, and those of them that came while the model was nowhere resident.
     asked: int = 0
@@ -181,10 +181,3 @@ class ModelCounts:
     # How long loads took, and how long from the first request that found the model absent to its being there.
     load_s: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
     wait_s: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
-
-
-@dataclass(slots=True, eq=False)
-class PoolCounts(ModelCounts):
-    """Of the whole pool, and by model."""
-
-    by_model: dict[str, ModelCounts] = field(default_factory=dict)

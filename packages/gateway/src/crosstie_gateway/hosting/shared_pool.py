@@ -371,7 +371,7 @@ def families(pools: Iterable[SharedPool]) -> list[Family]:
     tallies = [
         ({"pool": pool.pool.name, "model": model}, tally)
         for pool in pools
-        for model, tally in pool.residency.counts.by_model.items()
+        for model, tally in pool.residency.counts.items()
     ]
     for name, field, meaning in _COUNTERS:
         made.append((name, "counter", meaning, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
