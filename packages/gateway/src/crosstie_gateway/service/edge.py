@@ -3,13 +3,14 @@ or in several that accept together."""
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 from pathlib import Path
 from time import time
 from typing import Any
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, CrosstieError
 from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.pages import ops_handler
@@ -161,6 +162,19 @@ class OpsDoor(Door):
 
     async def stop(self) -> None:
         self._server.close()
+
+
+async def outcome(loop: asyncio.AbstractEventLoop, doing: str, work: Awaitable[Any]) -> Any:
+    """What some work for a visitor comes to. Raises RequestRejected, with what the visitor is told."""
+    try:
+        return await work
+    except RequestRejected:
+        raise
+    except CrosstieError as error:
+        raise RequestRejected(400, str(error), "refused") from None
+    except Exception as error:  # noqa: BLE001 (the visitor must hear of it, and so must the log)
+        loop.call_exception_handler({"message": f"{doing} failed", "exception": error})
+        raise RequestRejected(500, "internal error", "internal_error") from None
 
 
 def json_object(request: Request) -> dict[str, Any]:
