@@ -224,18 +224,15 @@ class Dashboard(OwnPages):
 
     async def _why(self, request_id: str) -> DecisionView:
         """A decision that was taken, with what each pool would be worth to the same request now."""
-        rows = [
-            row for answer in await self._admin.decisions(DecisionsRequest(1, why=request_id)) for row in answer.rows
-        ]
+        rows = await self._admin.rows(DecisionsRequest(1, why=request_id))
         if not rows:
             raise RequestRejected(404, "this decision is no longer kept: others have come since", "not_found")
-        return max(rows, key=lambda row: row.at)
+        return rows[-1]
 
     async def _moment(self, since: float, until: float) -> dict[str, Any]:
         """The decisions of that time that are kept."""
-        asked = DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until))
-        rows = [row for answer in await self._admin.decisions(asked) for row in answer.rows]
-        return {"decisions": spread(sorted(rows, key=lambda row: row.at), _MOST_OF_MOMENT)}
+        rows = await self._admin.rows(DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until)))
+        return {"decisions": spread(rows, _MOST_OF_MOMENT)}
 
     async def _history(self, window: str) -> dict[str, Any]:
         width_s, step, points = WINDOWS[window]
