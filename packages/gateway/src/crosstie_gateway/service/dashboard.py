@@ -22,8 +22,7 @@ from crosstie_gateway.service.admin import Administration
 from crosstie_gateway.service.admin_view import DecisionView, spread
 from crosstie_gateway.service.door_keys import DashboardSession, DoorKeys, Sessions, WrongKeys, set_cookie
 from crosstie_gateway.service.edge import json_object, outcome
-from crosstie_gateway.service.history import MINUTE, SHORT_S, WINDOWS
-from crosstie_gateway.service.look_back import history_document, last_minute
+from crosstie_gateway.service.history import MINUTE, SHORT_S, WINDOWS, SeriesRows, history_document, last_minute
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.worker_link import (
     DecisionsRequest,
@@ -238,12 +237,18 @@ class Dashboard(OwnPages):
         width_s, step, points = WINDOWS[window]
         end, turn, gateway = int(time() // (width_s * step)), int(time() // SHORT_S), self._process.gateway
         if self._histories.get(window, (0,))[0] != end:
-            answers = await self._process.ask_all(HistoryRequest(width_s, end * step, points * step), HistoryAnswer)
-            self._histories[window] = end, history_document(answers, window, end, gateway)
+            rows = await self._looked_back(HistoryRequest(width_s, end * step, points * step))
+            self._histories[window] = end, history_document(*rows, window, end, gateway)
         if self._minute[0] != turn:
-            answers = await self._process.ask_all(HistoryRequest(SHORT_S, turn, MINUTE), HistoryAnswer)
-            self._minute = turn, last_minute(answers, gateway)
+            self._minute = turn, last_minute(*await self._looked_back(HistoryRequest(SHORT_S, turn, MINUTE)), gateway)
         return self._histories[window][1] | {"minute": self._minute[1]}
+
+    async def _looked_back(self, request: HistoryRequest) -> tuple[list[SeriesRows], list[SeriesRows]]:
+        """Rows of all processes: of requests, and of pools."""
+        answers = await self._process.ask_all(request, HistoryAnswer)
+        return [row for answer in answers for row in answer.requests], [
+            row for answer in answers for row in answer.pools
+        ]
 
     # Events
 
