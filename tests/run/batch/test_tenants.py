@@ -22,7 +22,7 @@ from crosstie_gateway.batch.lines import BatchLine
 from crosstie_gateway.batch.runner import BatchRun, Turns
 from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.gateway.limits import Window
-from crosstie_gateway.service.batches import BatchService
+from crosstie_gateway.start.start import BatchService
 from crosstie_gateway.wire.request import RequestLimits
 
 if TYPE_CHECKING:

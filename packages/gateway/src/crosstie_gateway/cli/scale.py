@@ -24,11 +24,9 @@ from crosstie.wire.address import Address
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.scale.act import Drainer, Kubernetes, ScaleHook, actors
 from crosstie_gateway.scale.keda import serve_keda
-from crosstie_gateway.scale.observe import CounterWatch, read_gateways
-from crosstie_gateway.scale.service import ScaleService, read_state
+from crosstie_gateway.scale.service import CounterWatch, ScaleService, read_gateways, read_state
 from crosstie_gateway.scaler.capacities import capacities, check_inventory, rules_of
-from crosstie_gateway.scaler.rules import ScaleRules
-from crosstie_gateway.scaler.rules_file import ReadRules, read_rules, time_of_day_s
+from crosstie_gateway.scaler.rules import ReadRules, ScaleRules, read_rules, time_of_day_s
 from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler, ScalerState, clock
 from crosstie_gateway.wire.server import Server
 

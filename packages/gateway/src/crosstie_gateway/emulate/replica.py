@@ -19,8 +19,7 @@ from crosstie.perf.tabulated import StepTimes
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine, Token
 from crosstie.sim.prefix_cache import PrefixCache
-from crosstie_gateway.emulate.kv_events import KvPublisher
-from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES, ID_BLOCK_BYTES, TellingCache, block_keys
+from crosstie_gateway.emulate.kv_events import BLOCK_BYTES, ID_BLOCK_BYTES, KvPublisher, TellingCache, block_keys
 from crosstie_gateway.emulate.requests import GenerationRequest
 from crosstie_gateway.emulate.tokens import filler
 

@@ -22,8 +22,7 @@ from crosstie.core.histogram import Family
 from crosstie.wire.address import Address
 from crosstie.wire.files import is_exhausted
 from crosstie_gateway.cluster.api import ClusterApi
-from crosstie_gateway.cluster.endpoints import Endpoint
-from crosstie_gateway.cluster.sources import EndpointSource
+from crosstie_gateway.cluster.sources import Endpoint, EndpointSource
 from crosstie_gateway.gateway.notices import Level, Notice
 from crosstie_gateway.service.process import BackgroundThread, Component, GatewayProcess
 

@@ -14,17 +14,21 @@ import msgspec
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool, Serving
 from crosstie.wire.files import allow_many_connections
 from crosstie.wire.loops import run_on_loop, settle_memory
+from crosstie_gateway.batch.api import BatchApi
+from crosstie_gateway.batch.responses import StoredResponses
+from crosstie_gateway.batch.runner import BatchRunner
+from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.emulate.fleet import EmulatedChild, start_emulated
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.hosting.hosting import Hosting
 from crosstie_gateway.ledger.places import open_store
 from crosstie_gateway.service.admin_door import AdminDoor
-from crosstie_gateway.service.batches import BatchService, ResponseService
 from crosstie_gateway.service.discovery import ClusterDiscovery, NameDiscovery
 from crosstie_gateway.service.edge import Edge, OpsDoor
 from crosstie_gateway.service.kv_events import KvEvents
@@ -32,10 +36,9 @@ from crosstie_gateway.service.ledger import Ledger
 from crosstie_gateway.service.logs import Log, Style
 from crosstie_gateway.service.peers import LearntSharing, PeerSharing, ProviderSpending
 from crosstie_gateway.service.plugins import PluginProcesses
-from crosstie_gateway.service.process import Component, GatewayProcess, check_places
+from crosstie_gateway.service.process import Component, GatewayProcess, Systemd, check_places
 from crosstie_gateway.service.record import TrafficRecorder
 from crosstie_gateway.service.supervisor import Supervisor, WorkerSlot
-from crosstie_gateway.service.systemd import Systemd
 from crosstie_gateway.service.telemetry import Telemetry, wanted
 from crosstie_gateway.service.token_keys import TokenKeys
 from crosstie_gateway.service.tokenizing import TokenizerFiles
@@ -44,6 +47,50 @@ from crosstie_gateway.service.worker import SharedLoad, Worker
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.start.local import CONTEXT, LocalEngine, start_local
 from crosstie_gateway.wire.child import Child, start_crosstie, when_orphaned
+
+# What is kept for clients: --batches FOLDER, --responses FILE
+
+
+class BatchService(Component):
+    """Every worker answers for the folder; one of them runs what is in it."""
+
+    def __init__(self, folder: Path, *, in_flight: int, most_gib: float):
+        self._in_flight = in_flight
+        self._store = BatchStore(folder, int(most_gib * 2**30))
+
+    async def start(self, process: GatewayProcess) -> None:
+        with in_words(f"--batches {self._store.folder}"):
+            await asyncio.to_thread(self._store.index.known)
+        self._api = BatchApi(self._store, process.gateway)
+        self.runner = BatchRunner(self._store, process.gateway, process.server, self._in_flight)
+        process.gateway.context.batches = self._api
+        self.runner.start()
+
+    async def drain(self, within_s: float) -> None:
+        await self.runner.drain(within_s)
+
+    async def stop(self) -> None:
+        await self.runner.stop()
+        await self._api.stop()
+        await asyncio.to_thread(self._store.index.close)
+
+
+class ResponseService(Component):
+    """Every worker reads and writes the file."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._kept = StoredResponses(self._file, process.gateway, process.server.limits)
+        with in_words(f"--responses {self._file}"):
+            await asyncio.to_thread(self._kept.store.rows, "SELECT 1 FROM held")
+        process.gateway.context.responses = self._kept
+
+    async def stop(self) -> None:
+        await self._kept.stop()
+        await asyncio.to_thread(self._kept.store.close)
+
 
 # How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
 _STOP_S = 90.0
