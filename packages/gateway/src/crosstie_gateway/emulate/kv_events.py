@@ -1,5 +1,5 @@
-"""The cache of an emulated replica, by the bytes of prompts' beginnings, and what it tells of it, as vLLM does: numbered
-batches on a PUB socket, and a ROUTER that repeats them."""
+"""The cache of an emulated replica, by the bytes of prompts' beginnings, and what it tells of it, as vLLM does:
+numbered batches on a PUB socket, and a ROUTER that repeats them."""
 
 import asyncio
 import time
@@ -126,7 +126,8 @@ ID_BLOCK_BYTES = ENGINE_BLOCK * 4
 
 
 def block_keys(text: bytes, after: int = 0, size: int = BLOCK_BYTES) -> list[int]:
-    """Keys of a text's whole blocks, which follow the block with the key `after`."""
+    """Keys of a text's whole blocks, which follow the block with the key `after`; each covers all that lies before it.
+    They are Python's own hashes and differ from run to run."""
     keys, key = [], after
     for start in range(0, len(text) - size + 1, size):
         key = hash((key, text[start : start + size]))
