@@ -132,9 +132,6 @@ class Residency:
         worthy = self._worth.deserves(one.model, spot.loss, self._settings.margin, now)
         deserved = worthy and spot.free_from <= now
         if not deserved and now < patient_until:
-            if not waiting.counted:
-                waiting.counted = True
-                self.counts[one.model].refused_thrash += 1
             names = ", ".join(spot.evict)
             return self._must_wait(waiting, f"{names} would have to go, and may stay for now", patient_until - now)
         if spot.slot.claimed_by is None and self._is_before(one.model, waiting, now):
@@ -315,12 +312,9 @@ class Residency:
         slot.loading = None
         slot.resident[model] = now
         self._failures[model] = 0
-        waiting = self._waiting.pop(model, None)
         counts = self.counts[model]
         counts.loads += 1
         counts.load_s.add(now - slot.loading_since)
-        if waiting:
-            counts.wait_s.add(now - waiting.since)
         self.forget(model)
 
     def failed(self, move: Move, now: float) -> None:
