@@ -15,7 +15,7 @@ who knows the day. Starts take what the catalog says, scattered; the scaler's fi
 --requests sends requests at random moments, with lengths of benchmarks/autoscale_workload.toml, to that fleet through
 the gateway's own policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's.
 
-hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: crosstie_gateway/scaler/rivals.py) that
+hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: day_simulator.py) that
          holds NN% of what a replica takes as a fluid; with --requests, of its KV cache.
 """
 
@@ -35,12 +35,22 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet
 from crosstie.decide.plan.subject import read_subject
 from crosstie_gateway.scaler.capacities import capacities
-from crosstie_gateway.scaler.fluid import Day, Loss, Traffic, fewest_gpus, fluid_day, replicas_for
-from crosstie_gateway.scaler.platform import Controller
-from crosstie_gateway.scaler.rivals import ByScaler, Fixed, Hpa
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Scaler
-from day_simulator import DaySimulator, day_traffic
+from day_simulator import (
+    ByScaler,
+    Controller,
+    Day,
+    DaySimulator,
+    DayTraffic,
+    Fixed,
+    Hpa,
+    Loss,
+    day_traffic,
+    fewest_gpus,
+    fluid_day,
+    replicas_for,
+)
 
 HERE = Path(__file__).parent
 WINDOWS, WINDOW_S = 144, 600
@@ -125,7 +135,7 @@ def main() -> None:
         hours = real.reshape(24, 6).mean(axis=1)
         shape, guess = tuple((real / real.max()).tolist()), expected(every[model][: int(number)])
         peak = carried * float(real.max() / hours.max())
-        flow: Traffic = {"chat": (peak, shape)}
+        flow: DayTraffic = {"chat": (peak, shape)}
         first = replicas_for(rules, known, flow, 0.0)
         least = sum(fewest_gpus(rules, known, flow)) * 24.0 / WINDOWS
         loss = Loss(max(static, key=lambda one: static[one]), 3600.0 * int(np.argmax(hours)) + 900.0, 3600.0)

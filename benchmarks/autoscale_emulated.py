@@ -30,7 +30,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.histogram import samples_of
 from crosstie.decide.plan.subject import read_subject
 from crosstie_gateway.scaler.capacities import capacities
-from crosstie_gateway.scaler.forecast import shape_at
+from crosstie_gateway.scaler.learnt import shape_at
 from crosstie_gateway.start.start import serve
 
 KEY = "an-administrators-own-key"

@@ -32,7 +32,7 @@ from tests.run.gateway.fakes import fleet_of, pool_of, running
 
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.cluster.api import ClusterApi
-from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
+from crosstie_gateway.service.discovery import ClusterDiscovery
 
 SERVICE = "crosstie-bench"
 # (number of the pod, its port, whether it leaves); made known before it returns.

@@ -84,18 +84,6 @@ def test_more_than_can_be_had_is_status_1_with_what_to_do(crosstie: Command) -> 
     assert "raise `most` of mi300x, h200" in " ".join(got.out.split())
 
 
-@pytest.mark.slow
-def test_a_day_beforehand_beside_the_planned_fleet_and_the_least(crosstie: Command, rules: Path) -> None:
-    got = crosstie("scale", FLEET, "--rules", str(rules), "--day", "--plot", str(rules.with_suffix(".svg")))
-    assert got.status == 0, got.err
-    for words in ("as planned", "crosstie scale", "HPA, 70% busy", "the least there is"):
-        assert words in got.out
-    assert "<svg" in rules.with_suffix(".svg").read_text()
-    made = json.loads(crosstie("scale", FLEET, "--rules", str(rules), "--day", "--json").out)
-    assert made["fewest_gpu_hours"] <= made["days"]["crosstie scale"]["gpu_hours"]
-    assert len(made["course"]) == 48
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -111,10 +99,7 @@ def test_a_day_beforehand_beside_the_planned_fleet_and_the_least(crosstie: Comma
         (("--dry-run", "--gateway", "http://127.0.0.1:9"), "--gateway:"),
         (("--gateway", "http://127.0.0.1:9", "--patch", "pod"), "this is no pod with a service account"),
         (("--gateway", "http://127.0.0.1:9", "--hook", "true", "--admin", "http://127.0.0.1:8"), "--admin needs"),
-        (("--day",), "--day: no day is known; give `day` or `recording` in --rules"),
-        (("--day", "--speed", "9"), "--speed is for a scaler that runs"),
-        (("--plot", "day.svg"), "--plot draws a day: give --day with it"),
-        (("--day", "--plot", "day.gif"), "--plot day.gif: the name must end in"),
+        (("--dry-run", "--speed", "9"), "--speed is for a scaler that runs"),
     ],
 )
 def test_what_cannot_be_is_said_in_one_line(

@@ -109,9 +109,9 @@ def test_a_hot_model_stays_among_cold_ones_that_come_and_go() -> None:
     takes_s = chance.lognormal(0.0, 0.5, len(order))
     traffic = HostedTraffic(np.concatenate(at)[order], np.concatenate(kinds)[order].astype(np.int64), takes_s)
     found = host([Hosted(name, 10.0, 1.0) for name in "abcdef"], [20.0], traffic, warm_up_s=600.0, ahead=False)
-    hot = found.counts.by_model["a"]
+    hot = found.counts["a"]
     assert (hot.asked, hot.evictions, hot.cold_waits) == (21_653, 0, 3)
     assert found.cold_wait_s.sum() / found.requests == pytest.approx(0.117, abs=0.001)
     assert found.wait_s(0.99) == pytest.approx(12.9, abs=0.1)
     # The cold ones get their turns all the same.
-    assert all(found.counts.by_model[name].loads > 50 for name in "bcdef")
+    assert all(found.counts[name].loads > 50 for name in "bcdef")

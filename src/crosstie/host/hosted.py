@@ -7,7 +7,7 @@ from typing import Final
 
 from crosstie.core.histogram import Histogram
 
-# Upper ends of the buckets that loads and waits are counted in, in seconds; whatever is longer is counted after them.
+# Upper ends of the buckets that loads are counted in, in seconds; whatever is longer is counted after them.
 BUCKETS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -81,7 +81,6 @@ class WaitingModel:
     since: float
     asked_at: float
     wait: Wait = Wait("", 0.0)
-    counted: bool = False
     # Whether anybody waits at present, or has only not been gone for long.
     is_awaited: bool = True
 
@@ -168,7 +167,7 @@ class ResidencySettings:
 
 @dataclass(slots=True, eq=False)
 class ModelCounts:
-    """What happened to one model, or to all of them."""
+    """What happened to one model."""
 
     # Requests, and those of them that came while the model was nowhere resident.
     asked: int = 0
@@ -176,15 +175,5 @@ class ModelCounts:
     loads: int = 0
     evictions: int = 0
     failed: int = 0
-    # Times that a model had to wait although others could have been evicted for it.
-    refused_thrash: int = 0
-    # How long loads took, and how long from the first request that found the model absent to its being there.
+    # How long loads took.
     load_s: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
-    wait_s: Histogram = field(default_factory=lambda: Histogram(BUCKETS_S))
-
-
-@dataclass(slots=True, eq=False)
-class PoolCounts(ModelCounts):
-    """Of the whole pool, and by model."""
-
-    by_model: dict[str, ModelCounts] = field(default_factory=dict)

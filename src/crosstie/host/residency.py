@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput
-from crosstie.host.hosted import Hosted, ModelCounts, Move, PoolCounts, ResidencySettings, Slot, Wait, WaitingModel
+from crosstie.host.hosted import Hosted, ModelCounts, Move, ResidencySettings, Slot, Wait, WaitingModel
 
 # Requests in flight of a model on a replica: busy(slot key, model).
 Busy = Callable[[str, str], int]
@@ -63,7 +63,7 @@ class Residency:
         # From when on each may be tried again, and why not before.
         self._not_before = dict.fromkeys(self.hosted, -math.inf)
         self._why_not_yet = dict.fromkeys(self.hosted, "")
-        self.counts = PoolCounts(by_model={model: ModelCounts() for model in self.hosted})
+        self.counts = {model: ModelCounts() for model in self.hosted}
 
     def _homes(self) -> dict[str, Slot]:
         """The largest pinned models first, each where most is left; refuses what could never be served."""
@@ -87,22 +87,17 @@ class Residency:
     def asked(self, model: str, now: float) -> None:
         """A request came for the model."""
         self._worth.asked(model, now)
-        # Written out: this is on the way of every request.
-        counts, mine = self.counts, self.counts.by_model[model]
+        counts = self.counts[model]
         counts.asked += 1
-        mine.asked += 1
+        # Written out: this is on the way of every request.
         for slot in self.slots:
             if slot.serves(model):
                 return
         counts.cold_waits += 1
-        mine.cold_waits += 1
 
     def resident(self, model: str) -> list[Slot]:
         """Where it can be served now."""
         return [slot for slot in self.slots if slot.serves(model)]
-
-    def requests_per_s(self, model: str, now: float) -> float:
-        return self._worth.requests_per_s(model, now)
 
     def why_waiting(self, model: str) -> Wait:
         """After `wanted` gave no move: why, and when to ask again."""
@@ -137,10 +132,6 @@ class Residency:
         worthy = self._worth.deserves(one.model, spot.loss, self._settings.margin, now)
         deserved = worthy and spot.free_from <= now
         if not deserved and now < patient_until:
-            if not waiting.counted:
-                waiting.counted = True
-                for tally in (self.counts, self.counts.by_model[one.model]):
-                    tally.refused_thrash += 1
             names = ", ".join(spot.evict)
             return self._must_wait(waiting, f"{names} would have to go, and may stay for now", patient_until - now)
         if spot.slot.claimed_by is None and self._is_before(one.model, waiting, now):
@@ -186,7 +177,7 @@ class Residency:
             return None
         absent = [m for m in self.hosted if not self.resident(m) and self._may_load(m, now)]
         for model in sorted(absent, key=lambda m: -self._worth.per_byte(m, now)):
-            if self.counts.by_model[model].asked:
+            if self.counts[model].asked:
                 spot = self._best(self.hosted[model], now, busy)
                 if spot is not None and not spot.evict:
                     return Move(spot.slot, self.hosted[model], (), "ahead of demand, into free memory")
@@ -311,8 +302,7 @@ class Residency:
         for model in move.evict:
             del slot.resident[model]
             self._worth.evicted(model)
-            for tally in (self.counts, self.counts.by_model[model]):
-                tally.evictions += 1
+            self.counts[model].evictions += 1
         slot.loading, slot.loading_since = move.load.model, now
         self._released(slot)
         self._unclaim(move.load.model)
@@ -322,20 +312,16 @@ class Residency:
         slot.loading = None
         slot.resident[model] = now
         self._failures[model] = 0
-        waiting = self._waiting.pop(model, None)
-        for tally in (self.counts, self.counts.by_model[model]):
-            tally.loads += 1
-            tally.load_s.add(now - slot.loading_since)
-            if waiting:
-                tally.wait_s.add(now - waiting.since)
+        counts = self.counts[model]
+        counts.loads += 1
+        counts.load_s.add(now - slot.loading_since)
         self.forget(model)
 
     def failed(self, move: Move, now: float) -> None:
         """The model is not there, and is tried again after a while that doubles with each failure."""
         model = move.load.model
         self._failures[model] += 1
-        for tally in (self.counts, self.counts.by_model[model]):
-            tally.failed += 1
+        self.counts[model].failed += 1
         # 2 ** 30 is beyond any backoff, and a float.
         pause = self._settings.backoff_s * 2.0 ** min(self._failures[model] - 1, 30)
         self._again_after(

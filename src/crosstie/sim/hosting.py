@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.host.hosted import Hosted, Move, PoolCounts, ResidencySettings, Slot
+from crosstie.host.hosted import Hosted, ModelCounts, Move, ResidencySettings, Slot
 from crosstie.host.residency import Residency
 
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ class HostingResult:
     # The fullest that any replica was, as a share of its memory.
     fullest: float
     # From the first moment on.
-    counts: PoolCounts
+    counts: dict[str, ModelCounts]
 
     @property
     def cold_share(self) -> float:

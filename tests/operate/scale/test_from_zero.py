@@ -13,8 +13,7 @@ from tests.run.scaler.cases import CHEAP, KNOWN, rules
 from crosstie_gateway.emulate.fleet import start
 from crosstie_gateway.scale import service as module
 from crosstie_gateway.scale.keda import SERVICE, messages, serve_keda
-from crosstie_gateway.scale.observe import CounterWatch, GatewayCounts
-from crosstie_gateway.scale.service import ScaleService
+from crosstie_gateway.scale.service import CounterWatch, GatewayCounts, ScaleService
 from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
 
 HOLDS = msgspec.structs.replace(CALM, hold_s=100.0, start_s=60.0, health_every_s=0.05)

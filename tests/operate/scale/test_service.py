@@ -10,11 +10,9 @@ from tests.run.scaler.cases import CHEAP, DEAR, KNOWN, rules
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.scale.act import Actor, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
-from crosstie_gateway.scale.drain import Drainer
+from crosstie_gateway.scale.act import Actor, Drainer, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
 from crosstie_gateway.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
-from crosstie_gateway.scale.observe import CounterWatch, GatewayCounts
-from crosstie_gateway.scale.service import ScaleService, read_state
+from crosstie_gateway.scale.service import CounterWatch, GatewayCounts, ScaleService, read_state
 from crosstie_gateway.scaler.rules import Supply
 from crosstie_gateway.scaler.scaler import Order, Scaler
 from crosstie_gateway.wire.request import Request

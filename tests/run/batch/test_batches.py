@@ -17,12 +17,11 @@ from tests.waiting import LIMIT_S
 from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
-from crosstie_gateway.batch.index import Quota
+from crosstie_gateway.batch.index import ENDED, Batch, Quota
 from crosstie_gateway.batch.lines import check_lines
-from crosstie_gateway.batch.records import ENDED, Batch
 from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.service.batches import BatchService
+from crosstie_gateway.start.start import BatchService
 from crosstie_gateway.wire.multipart import read_form
 from crosstie_gateway.wire.request import RequestLimits
 

@@ -17,7 +17,7 @@ from crosstie.core.fleet import Serving
 from crosstie.wire.fetch import Answer, fetch
 from crosstie_gateway.batch.responses import ResponseQuota, ResponseStore, Turn
 from crosstie_gateway.gateway.errors import RequestRejected
-from crosstie_gateway.service.batches import ResponseService
+from crosstie_gateway.start.start import ResponseService
 
 PLENTY = ResponseQuota(1000, 10**9, 10**9, 1000.0)
 

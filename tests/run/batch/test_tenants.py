@@ -17,12 +17,12 @@ from tests.run.gateway.fakes import in_folder, until
 from tests.run.gateway.keyed import Keyed, keyed
 
 from crosstie.core.fleet import Serving
+from crosstie_gateway.batch.index import Batch
 from crosstie_gateway.batch.lines import BatchLine
-from crosstie_gateway.batch.records import Batch
+from crosstie_gateway.batch.runner import BatchRun, Turns
 from crosstie_gateway.batch.store import BatchStore
-from crosstie_gateway.batch.turns import BatchRun, Turns
 from crosstie_gateway.gateway.limits import Window
-from crosstie_gateway.service.batches import BatchService
+from crosstie_gateway.start.start import BatchService
 from crosstie_gateway.wire.request import RequestLimits
 
 if TYPE_CHECKING:

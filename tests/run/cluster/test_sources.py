@@ -10,8 +10,7 @@ from tests.run.cluster.api_server import ApiServer, api_server, endpoint_slice, 
 from tests.waiting import comes_true
 
 from crosstie.catalog.kube import kube_source
-from crosstie_gateway.cluster.endpoints import Endpoint
-from crosstie_gateway.cluster.sources import EndpointSource
+from crosstie_gateway.cluster.sources import Endpoint, EndpointSource
 
 
 class Seen:

@@ -20,7 +20,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.emulate.fleet import start, start_emulated
-from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES, block_keys
+from crosstie_gateway.emulate.kv_events import BLOCK_BYTES, block_keys
 from crosstie_gateway.emulate.tokens import count, filler
 
 

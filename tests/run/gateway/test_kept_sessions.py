@@ -10,7 +10,7 @@ from tests.run.gateway.fakes import CALM, CATALOG, Running, fakes, fleet_of, poo
 from tests.wire.test_server import on_loop
 
 from crosstie_gateway.emulate.fleet import start
-from crosstie_gateway.emulate.prefix_cache import TellingCache
+from crosstie_gateway.emulate.kv_events import TellingCache
 
 SPEED = 20.0
 FLAG = ("--enable-session-radix-cache",)

@@ -12,7 +12,7 @@ from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of,
 from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Serving, TokenPrice
-from crosstie_gateway.service.spending import ProviderSpending, account_of
+from crosstie_gateway.service.peers import ProviderSpending, account_of
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.share.tally import BoardTally
 

@@ -74,7 +74,7 @@ class Hosted(NamedTuple):
 
     def count(self, what: str, model: str | None = None) -> int:
         counts = self.pool.residency.counts
-        return int(getattr(counts if model is None else counts.by_model[model], what))
+        return sum(getattr(each, what) for each in (counts.values() if model is None else [counts[model]]))
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from tests.run.share.redis_server import RedisServer, redis_server
 from crosstie.core.fleet import SharedState
 from crosstie_gateway.emulate.fleet import EmulatedFleet, start
 from crosstie_gateway.emulate.hosted import HostedEngine
-from crosstie_gateway.hosting.hosting import Hosting, Leader
+from crosstie_gateway.hosting.hosting import Hosting
 
 pytestmark = pytest.mark.database
 
@@ -30,11 +30,6 @@ class Site(NamedTuple):
     running: Running
     hosting: Hosting
     proxy: Proxy
-
-    @property
-    def leader(self) -> Leader:
-        assert isinstance(self.hosting.role, Leader)
-        return self.hosting.role
 
     def states(self, *models: str) -> dict[str, str]:
         replicas = [one for one in self.running.gateway.live.replicas() if one.presence is not None]
@@ -71,7 +66,7 @@ async def gateways(
 
 
 def leading(sites: list[Site]) -> list[Site]:
-    return [one for one in sites if one.leader.leads]
+    return [one for one in sites if one.hosting.leads]
 
 
 def awake(made: EmulatedFleet) -> dict[int, list[str]]:
@@ -118,9 +113,9 @@ def test_a_leader_that_is_cut_off_stops_and_the_other_goes_on(redis: RedisServer
             (first,) = leading(sites)
             (second,) = [one for one in sites if one is not first]
             assert await first.status(A) == 200
-            assert first.leader.share is not None
-            assert second.leader.share is not None
-            lease, told = first.leader.share.lease, second.leader.share.residents
+            assert first.hosting.share is not None
+            assert second.hosting.share is not None
+            lease, told = first.hosting.share.lease, second.hosting.share.residents
             number = lease.number
             # The load has ended, and so it is known; else the other would wait until it must have.
             await until(lambda: not lease.claimed and not told.claims and all_released(redis))
@@ -129,11 +124,11 @@ def test_a_leader_that_is_cut_off_stops_and_the_other_goes_on(redis: RedisServer
             first.hosting.pools["shared"].residency.wanted(B, first.running.gateway.now(), lambda *_: 1)
             slot.claimed_by, slot.leaving = B, frozenset([A])
             first.proxy.cut()
-            await until(lambda: not first.leader.leads)
+            await until(lambda: not first.hosting.leads)
             # It serves what is there, by the word of the engines.
             assert await first.status(A) == 200
-            await until(lambda: second.leader.leads)
-            assert second.leader.share.lease.number > number
+            await until(lambda: second.hosting.leads)
+            assert second.hosting.share.lease.number > number
             assert await second.status(B) == 200
             # It finds out by asking, and does not load the other over it.
             waits = asyncio.create_task(first.status(A))
@@ -171,11 +166,11 @@ def test_without_redis_nothing_is_loaded_and_what_is_there_is_served(redis: Redi
 def test_one_that_ends_leaves_the_lead_at_once(redis: RedisServer) -> None:
     async def run() -> None:
         async with gateways(redis, A, B, replicas=1, number=1) as (_, (first,)):
-            await until(lambda: first.leader.leads)
+            await until(lambda: first.hosting.leads)
             await first.hosting.stop()
         async with gateways(redis, A, B, replicas=1, number=1) as (_, (second,)):
-            assert second.leader.share is not None
-            await until(lambda: second.leader.leads)
-            assert second.leader.share.lease._absent_since is None, "it did not have to watch for the other"
+            assert second.hosting.share is not None
+            await until(lambda: second.hosting.leads)
+            assert second.hosting.share.lease._absent_since is None, "it did not have to watch for the other"
 
     asyncio.run(run())

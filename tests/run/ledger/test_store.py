@@ -268,6 +268,13 @@ def test_a_store_of_a_later_version_is_refused(store: Store, opens: Opens) -> No
         opens()
 
 
+def test_a_store_of_another_format_is_refused(opens: Opens) -> None:
+    with opens().session(writes=True) as session:
+        session.change("UPDATE crosstie_meta SET value = 4 WHERE name = 'schema'")
+    with pytest.raises(BadInput, match="made by another Crosstie: its format is 4, this one reads 5"):
+        opens()
+
+
 def test_a_store_is_made_by_many_at_once(opens: Opens) -> None:
     _all_at_once(lambda own: None, opens)
     made: list[Store] = []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from benchmarks.day_simulator import DaySimulator, day_traffic
+from benchmarks.day_simulator import ByScaler, Day, DaySimulator, Fixed, Loss, day_traffic, fewest_gpus, fluid_day
 from tests.run.scaler.cases import CHEAP, DEAR, KNOWN
 
 from crosstie.catalog.days import shipped_days
@@ -14,8 +14,6 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.decide.plan.subject import of_fleet
 from crosstie_gateway.scaler.capacities import capacities, rules_of
-from crosstie_gateway.scaler.fluid import Day, Loss, fewest_gpus, fluid_day
-from crosstie_gateway.scaler.rivals import ByScaler, Fixed
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Scaler
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosstie_gateway.scaler.forecast import DAY_S, Forecast, shape_at
+from crosstie_gateway.scaler.learnt import DAY_S, Forecast, shape_at
 
 DAY = (0.5,) * 12 + (1.0,) * 12
 

@@ -2,7 +2,7 @@
 
 from tests.run.scaler.cases import KNOWN, rules, seen
 
-from crosstie_gateway.scaler.reach import LearntReach
+from crosstie_gateway.scaler.learnt import LearntReach
 from crosstie_gateway.scaler.scaler import Scaler
 
 

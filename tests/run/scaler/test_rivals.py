@@ -1,9 +1,8 @@
 """Kubernetes' autoscaler by its documentation, and the bill of a platform."""
 
+from benchmarks.day_simulator import Fixed, Hpa, Platform
 from tests.run.scaler.cases import CHEAP, rules
 
-from crosstie_gateway.scaler.platform import Platform
-from crosstie_gateway.scaler.rivals import Fixed, Hpa
 from crosstie_gateway.scaler.scaler import FleetObservation, Order
 
 

@@ -95,7 +95,7 @@ def test_a_backend_and_a_pool_are_added_and_saved(folder: Path, gateway: Running
     text = saved.read_text()
     assert text == admin(folder, gateway, "config").stdout
     check = subprocess.run(
-        command("serve", saved, "--check", "--json"),
+        command("serve", saved, "--dry-run", "--json"),
         env=environment(folder),
         capture_output=True,
         text=True,

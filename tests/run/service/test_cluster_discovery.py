@@ -18,7 +18,7 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.cluster.api import ClusterApi
-from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
+from crosstie_gateway.service.discovery import ClusterDiscovery
 
 SERVICE = "kube://default/services/vllm"
 

@@ -17,7 +17,7 @@ from crosstie.wire.address import Address
 from crosstie.wire.client import Headers, Origin
 from crosstie.wire.fetch import Answer, fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.service import sessions
+from crosstie_gateway.service import door_keys as sessions
 from crosstie_gateway.service.admin_door import AdminDoor
 from crosstie_gateway.service.admin_view import FleetView, merged
 from crosstie_gateway.service.door_keys import DoorKeys

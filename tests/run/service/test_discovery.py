@@ -19,7 +19,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess, Fleet
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.service.admin import Administration
-from crosstie_gateway.service.discovery import Discovery, addresses_of
+from crosstie_gateway.service.discovery import NameDiscovery, addresses_of
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.wire.server import Server
 
@@ -64,7 +64,7 @@ async def _start_at(fake: Fake, host: str, port: int) -> None:
 
 @asynccontextmanager
 async def found(fleet: Fleet, resolver: Resolver, *others: Component, **settings: Any) -> AsyncIterator["Found"]:
-    discovery = Discovery(resolver, **settings)
+    discovery = NameDiscovery(resolver, **settings)
     try:
         async with running(fleet, components=[discovery, *others]) as made:
             yield Found(made, discovery, resolver)
@@ -74,7 +74,7 @@ async def found(fleet: Fleet, resolver: Resolver, *others: Component, **settings
 
 
 class Found:
-    def __init__(self, gateway: Running, discovery: Discovery, resolver: Resolver):
+    def __init__(self, gateway: Running, discovery: NameDiscovery, resolver: Resolver):
         self.gateway, self.discovery, self.resolver = gateway, discovery, resolver
         self.backends = gateway.gateway.backends
 

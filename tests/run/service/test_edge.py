@@ -169,10 +169,6 @@ def test_a_good_certificate_passes_a_dry_run(crosstie: Command, file: Path, tmp_
 
 
 def test_http2_is_spoken_by_what_stands_in_front(crosstie: Command, file: Path, tmp_path: Path) -> None:
-    done = crosstie("serve", str(file), "--dry-run", "--http2")
-    assert done.status == 2
-    assert "HTTP/2 is no longer spoken here: put nginx or Envoy in front" in done.err
-    assert crosstie("serve", str(file), "--dry-run", "--no-http2").status == 0
     cert, key = pair(tmp_path)
     with serving(tmp_path, file, "--tls-cert", cert, "--tls-key", key) as running:
         context = client_tls()

@@ -14,8 +14,19 @@ from tests.run.service.test_dashboard import OPERATOR, PINNED, own_keys, shown
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.service import history
-from crosstie_gateway.service.history import BINS, COLUMNS, GAUGES, LONG_S, ROWS, SHORT_S, SeriesRows, seen_times
-from crosstie_gateway.service.look_back import history_document, last_minute, percentiles
+from crosstie_gateway.service.history import (
+    BINS,
+    COLUMNS,
+    GAUGES,
+    LONG_S,
+    ROWS,
+    SHORT_S,
+    SeriesRows,
+    history_document,
+    last_minute,
+    percentiles,
+    seen_times,
+)
 from crosstie_gateway.service.worker_link import HistoryAnswer, HistoryRequest
 
 __all__ = ["own_keys"]
@@ -116,7 +127,8 @@ def _answer(requests: float, in_flight: float) -> HistoryAnswer:
 def test_workers_add_up_and_the_fleet_is_paid_once() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, shown(two_pools(made)) as gateway:
-            said = last_minute([_answer(1.0, 3.0), _answer(4.0, 5.0)], gateway.running.gateway)
+            first, then = _answer(1.0, 3.0), _answer(4.0, 5.0)
+            said = last_minute(first.requests + then.requests, first.pools + then.pools, gateway.running.gateway)
             (series,), (pool,) = said["series"], said["pools"]
             assert (series["requests"], series["input_tokens"]) == (5.0, 500.0)
             assert (pool["in_flight"], pool["queued"], pool["usd"]) == (8.0, 4.0, 0.5)
@@ -173,7 +185,9 @@ def test_a_worker_that_has_not_looked_at_the_clock_does_so_first(monkeypatch: py
             admin.history._on_record(_record("one", "chat"))
             clock.at += SHORT_S
             answer = admin._look_back(HistoryRequest(SHORT_S, int(clock.at) // SHORT_S, 60))
-            document = history_document([answer], "5m", int(clock.at) // SHORT_S, gateway.running.gateway)
+            document = history_document(
+                answer.requests, answer.pools, "5m", int(clock.at) // SHORT_S, gateway.running.gateway
+            )
             assert sum(document["series"][0]["requests"]) == 1.0
 
     run_on_loop(scenario())

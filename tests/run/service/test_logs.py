@@ -30,7 +30,7 @@ from crosstie_gateway.gateway.interfaces import HostedModels
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.service import logs
 from crosstie_gateway.service.logs import Log
-from crosstie_gateway.service.systemd import watchdog_s
+from crosstie_gateway.service.process import watchdog_s
 
 ROOT = Path(__file__).parents[3]
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

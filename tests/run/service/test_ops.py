@@ -16,7 +16,7 @@ from crosstie.core.errors import BadInput
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import fetch_once
 from crosstie_gateway.gateway.pages import OPS
-from crosstie_gateway.service.door import OpsDoor
+from crosstie_gateway.service.edge import OpsDoor
 
 
 @on_loop

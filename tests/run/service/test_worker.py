@@ -20,9 +20,8 @@ from crosstie_gateway.gateway.backend import IN_A_ROW
 from crosstie_gateway.gateway.health import probe
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.supervisor import WorkerSlot
-from crosstie_gateway.service.worker import Worker
+from crosstie_gateway.service.worker import Worker, counters, merged_pages
 from crosstie_gateway.service.worker_link import Failed, MetricsPage, MetricsRequest, WorkerAnswer, WorkerLink
-from crosstie_gateway.service.worker_metrics import counters, merged_pages
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.wire.listener import listening
 
@@ -331,3 +330,15 @@ def test_where_a_response_lives_is_known_to_all_workers() -> None:
             await until(lambda: two.gateway.context.responses.home(0, said["id"]) == fake.url)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("ready", "said"), [((0, 1), 1), ((1, 0), 1), ((0, -1), -1), ((-1, 1), -1), ((0, 0), 0)])
+def test_what_all_workers_say_of_one_thing_is_not_added_up(ready: tuple[int, int], said: int) -> None:
+    def page(ready: int) -> str:
+        values = {"crosstie_trial_ready": ready, "crosstie_canary_stopped": 1, "crosstie_cluster_endpoints": 3}
+        return "".join(f'# HELP {name} x\n# TYPE {name} gauge\n{name}{{pool="p"}} {n}\n' for name, n in values.items())
+
+    lines = merged_pages([(0, page(ready[0])), (1, page(ready[1]))]).splitlines()
+    assert f'crosstie_trial_ready{{pool="p"}} {said}' in lines
+    assert 'crosstie_canary_stopped{pool="p"} 1' in lines
+    assert 'crosstie_cluster_endpoints{pool="p"} 3' in lines

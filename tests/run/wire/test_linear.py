@@ -50,7 +50,7 @@ from crosstie_gateway.gateway.roads import tidy_path
 from crosstie_gateway.gateway.tokens import TokenRefused, TokenVerifier
 from crosstie_gateway.gateway.transcript import Transcript
 from crosstie_gateway.pick.messages import Malformed, Said
-from crosstie_gateway.service.sessions import COOKIE, Sessions
+from crosstie_gateway.service.door_keys import COOKIE, Sessions
 from crosstie_gateway.wire.outline import Outline
 from crosstie_gateway.wire.parser import RequestParser
 from crosstie_gateway.wire.request import BadRequest, Request, RequestLimits

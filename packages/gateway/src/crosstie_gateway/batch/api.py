@@ -12,9 +12,8 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie_gateway.batch.desk import Desk
-from crosstie_gateway.batch.index import Quota
+from crosstie_gateway.batch.index import ENDED, Batch, Quota
 from crosstie_gateway.batch.lines import ENDPOINTS
-from crosstie_gateway.batch.records import ENDED, Batch
 from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.gateway import Gateway

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from crosstie_gateway.batch.index import Batch
 from crosstie_gateway.batch.lines import BatchLine
-from crosstie_gateway.batch.records import Batch
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply, Server

@@ -7,16 +7,18 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadInput
 
+_DATA = files("crosstie_gateway.batch") / "data"
 _BUSY_S = 10.0
 
 
 class Database:
-    # What it is called where it fails, and the tables that it has.
+    # What it is called where it fails, and the file of its tables.
     what = ""
     schema = ""
 
@@ -32,7 +34,7 @@ class Database:
             try:
                 # The journal stays: making and deleting it takes longer than a change.
                 opened.execute("PRAGMA journal_mode = PERSIST")
-                opened.executescript(self.schema)
+                opened.executescript((_DATA / self.schema).read_text())
             except sqlite3.DatabaseError as error:
                 opened.close()
                 if isinstance(error, sqlite3.OperationalError):

@@ -28,23 +28,6 @@ from crosstie_gateway.wire.outline import Outline
 from crosstie_gateway.wire.request import Request, RequestLimits
 from crosstie_gateway.wire.server import Reply
 
-# `held`: what each key has.
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (key_id INTEGER, id TEXT, created_at INTEGER, bytes INTEGER, previous TEXT,
-  input BLOB, record BLOB);
-CREATE UNIQUE INDEX IF NOT EXISTS responses_by_id ON responses (key_id, id);
-CREATE INDEX IF NOT EXISTS responses_of ON responses (key_id, created_at);
-CREATE INDEX IF NOT EXISTS responses_by_age ON responses (created_at);
-CREATE TABLE IF NOT EXISTS held (key_id INTEGER PRIMARY KEY, number INTEGER, bytes INTEGER);
-CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON responses BEGIN
-  INSERT INTO held VALUES (new.key_id, 1, new.bytes)
-    ON CONFLICT (key_id) DO UPDATE SET number = number + 1, bytes = bytes + new.bytes;
-END;
-CREATE TRIGGER IF NOT EXISTS response_deleted AFTER DELETE ON responses BEGIN
-  UPDATE held SET number = number - 1, bytes = bytes - old.bytes WHERE key_id = old.key_id;
-  DELETE FROM held WHERE key_id = old.key_id AND number = 0;
-END;
-"""
 # The latest first, each with the one before it.
 _CHAIN = """
 WITH RECURSIVE chain (place, number, bytes, previous) AS (
@@ -98,7 +81,7 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 class ResponseStore(Database):
     what = "the file of responses"
-    schema = _SCHEMA
+    schema = "responses.sql"
 
     def add(self, key_id: int, name: str, turn: Turn, record: bytes, quota: ResponseQuota) -> bool:
         """Whether it is kept. The oldest of its key, or of the key that keeps most, make room."""

@@ -13,9 +13,8 @@ from time import time
 
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput
-from crosstie_gateway.batch.index import Index, Quota
+from crosstie_gateway.batch.index import Batch, Index, Quota, StoredFile
 from crosstie_gateway.batch.lines import BatchLine, answer_line, check_lines, custom_ids, told_ids, unanswered_line
-from crosstie_gateway.batch.records import Batch, StoredFile
 from crosstie_gateway.wire.request import RequestLimits
 
 _INDEX = "index.db"

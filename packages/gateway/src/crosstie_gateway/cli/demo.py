@@ -1,21 +1,18 @@
 """`crosstie demo`: the whole loop on one machine without an accelerator."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.bench_show import kept, latency, promised
-from crosstie.cli.options import json_option, real_option, verbose_option
+from crosstie.cli.options import json_option, real_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import Output, closing, console, print_json, say, show_table
+from crosstie.cli.show import Output, console, print_json, say, show_table
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
-from crosstie.prove.replay.outcomes import Percentiles, ReplayedClass, RequestGroup
+from crosstie.prove.replay.outcomes import Percentiles, ReplayedClass
 from crosstie_gateway.demo.demo import (
-    CREDITS,
-    TRACES,
     Demo,
     PolicyRun,
     dashboard_address,
@@ -28,16 +25,14 @@ _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas answer in the time that the performance model predicts, so this "
     "shows the planner, the gateway and the routing at work, and nothing about hardware."
 )
-_DETAILS = "the traces, what the gateway predicted, medians, and where requests went"
 
 
 @click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
 @real_option("--speed", 0.1, 100, "Emulated seconds to each second.", default=10.0)
 @real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=150.0)
 @click.option("--keep", is_flag=True, help="Leave the gateway and its dashboard running, under traffic, until Ctrl-C.")
-@verbose_option(_DETAILS)
 @json_option
-def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bool) -> int:
+def command(speed: float, seconds: float, keep: bool, as_json: bool) -> int:
     """Plans a small fleet of MI300X, H200 and GH200, emulates and serves it, and replays recorded requests through it.
 
     Twice the same requests: routed by the fleet's own policy, then round-robin. No GPU is needed and none runs. Where
@@ -47,7 +42,7 @@ def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bo
     with ExitStack() as held:
         with progress() as on_progress:
             demo, url = run_demo(Catalog(), held, speed=speed, seconds=seconds, on_progress=on_progress)
-        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose, url if keep else None)
+        print_json(demo_document(demo)) if as_json else _show(console(), demo, url if keep else None)
         if keep:
             _wait_at(url, demo)
     return 1 if any(run.result.failed > run.result.turned_away for run in demo.runs) else 0
@@ -68,23 +63,17 @@ def _wait_at(url: str, demo: Demo) -> None:
         click.echo("", err=True)
 
 
-def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
+def _show(out: Output, demo: Demo, kept_at: str | None) -> None:
     own, rival = demo.runs
     say(out, _EMULATED)
     _show_fleet(out, demo)
     page = dashboard_address(kept_at) if kept_at else "`crosstie demo --keep` leaves it open, under traffic"
     # An address on one line can be clicked.
     say(out, f"Dashboard: {page}")
-    _show_outcomes(out, demo, verbose)
+    _show_outcomes(out, demo)
     rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
     say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
-    if verbose:
-        for served in demo.fleet.classes:
-            trace = TRACES[served.name]
-            say(out, f"- {served.name}, {significant(served.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
-    _show_latencies(out, demo, verbose)
-    if verbose:
-        _show_places(out, demo)
+    _show_latencies(out, demo)
     for run in demo.runs:
         for why, times in run.result.faults:
             say(out, f"- {run.policy}: {times:,} x {why}")
@@ -92,8 +81,6 @@ def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
     say(out, f"the client itself sent no request later than {late} after its time", "dim")
     if own.result.disturbed or rival.result.disturbed:
         say(out, "this machine stood still meanwhile, and emulated time did not: run it again, slower (--speed)")
-    if not verbose:
-        closing(out, _DETAILS)
 
 
 def _show_fleet(out: Output, demo: Demo) -> None:
@@ -123,35 +110,26 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     )
 
 
-def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
+def _show_latencies(out: Output, demo: Demo) -> None:
     own, rival = demo.runs
     columns = ["class", "latency", ">target", ">plan", ">seen", ">kept", f">{rival.policy} seen"]
-    if verbose:
-        columns += [f">{rival.policy} kept", ">gateway", ">seen p50", ">gateway p50"]
     rows = []
     for expected, mine, theirs in zip(demo.expected, _in_order(demo, own), _in_order(demo, rival), strict=True):
         for name, target, simulated in (
             ("TTFT", expected.ttft, expected.ttft_s), ("TPOT", expected.tpot, expected.tpot_s),
         ):  # fmt: skip
             if target is not None and simulated is not None:
-                row = [expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs)]
-                rows.append(row[: len(columns)])
+                rows.append(
+                    (expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs))
+                )
     show_table(out, columns, rows, "Latencies at the target's percentile")
-    gateway = "; gateway: what it predicted as it sent them" if verbose else ""
-    say(out, f"  plan: simulated; seen: from when a request was due{gateway}", "dim")
+    say(out, "  plan: simulated; seen: from when a request was due", "dim")
 
 
 def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) -> tuple[str, ...]:
-    first = name == "TTFT"
-    seen, predicted = (
-        (mine.seen.ttft_s, mine.seen.predicted_ttft_s) if first else (mine.seen.tpot_s, mine.seen.predicted_tpot_s)
-    )
-    other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
-    return (
-        _at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), _at(other, target),
-        kept(theirs.ttft_kept if first else theirs.tpot_kept), _at(predicted, target), latency(seen.p50),
-        latency(predicted.p50),
-    )  # fmt: skip
+    if name == "TTFT":
+        return _at(mine.seen.ttft_s, target), kept(mine.ttft_kept), _at(theirs.seen.ttft_s, target)
+    return _at(mine.seen.tpot_s, target), kept(mine.tpot_kept), _at(theirs.seen.tpot_s, target)
 
 
 def _at(spread: Percentiles, target: Target) -> str:
@@ -167,37 +145,13 @@ def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
     return [by_name[expected.name] for expected in demo.expected]
 
 
-def _show_outcomes(out: Output, demo: Demo, verbose: bool) -> None:
+def _show_outcomes(out: Output, demo: Demo) -> None:
     """What requests cost at their pools' design loads tells little of a fleet that is paid for busy or not."""
     columns = ["policy", *(f">{expected.name}" for expected in demo.expected), ">all", ">failed", ">$/M tokens"]
-    columns += [">attributed $/M"] if verbose else []
     rows = []
     for run in demo.runs:
         row = [run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept)]
-        row += [f"{run.result.failed:,}", dollars(_good_usd(run))]
-        row.append(dollars(run.result.attributed_usd_per_million_tokens or 0.0))
-        rows.append(row[: len(columns)])
+        rows.append([*row, f"{run.result.failed:,}", dollars(_good_usd(run))])
     show_table(
         out, columns, rows, "Requests within their targets, and the fleet's cost of a million tokens within them"
     )
-
-
-def _show_places(out: Output, demo: Demo) -> None:
-    columns = ["pool", ">replicas", "replica"]
-    for run in demo.runs:
-        columns += [f">{run.policy} requests", f">{run.policy} tokens"]
-    rows = []
-    for pool in demo.fleet.pools:
-        row = [pool.name, str(pool.replicas), f"{pool.accelerator} {pool.layout}"]
-        for run in demo.runs:
-            row += _taken(run, pool.name)
-        rows.append(row)
-    show_table(out, columns, rows, "Where they went")
-
-
-def _taken(run: PolicyRun, pool: str) -> Sequence[str]:
-    seen: RequestGroup | None = next((group for group in run.result.pools if group.name == pool), None)
-    total = sum(group.input_tokens + group.output_tokens for group in run.result.pools)
-    if seen is None or not total:
-        return ["0", "-"]
-    return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / total)]

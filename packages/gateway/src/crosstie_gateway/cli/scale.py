@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 from msgspec import to_builtins
+from rich.console import Console
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import in_words
@@ -15,30 +16,24 @@ from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, print_json
+from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
-from crosstie.decide.plan.subject import Subject, read_subject
-from crosstie.web.chart import check_picture
+from crosstie.core.figures import dollars, number
+from crosstie.decide.plan.subject import read_subject
 from crosstie.wire.address import Address
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.cli.scale_show import show_day, show_decision
-from crosstie_gateway.scale.act import Kubernetes, ScaleHook, actors
-from crosstie_gateway.scale.drain import Drainer
+from crosstie_gateway.scale.act import Drainer, Kubernetes, ScaleHook, actors
 from crosstie_gateway.scale.keda import serve_keda
-from crosstie_gateway.scale.observe import CounterWatch, read_gateways
-from crosstie_gateway.scale.service import ScaleService, read_state
+from crosstie_gateway.scale.service import CounterWatch, ScaleService, read_gateways, read_state
 from crosstie_gateway.scaler.capacities import capacities, check_inventory, rules_of
-from crosstie_gateway.scaler.chart import draw_day
-from crosstie_gateway.scaler.rehearsal import SCALED, rehearse
-from crosstie_gateway.scaler.rules import ScaleRules
-from crosstie_gateway.scaler.rules_file import ReadRules, read_rules, time_of_day_s
-from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
+from crosstie_gateway.scaler.rules import ReadRules, ScaleRules, read_rules, time_of_day_s
+from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler, ScalerState, clock
 from crosstie_gateway.wire.server import Server
 
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.
 _LOOK_S, _GIVEN_S = 10.0, 600.0
 _GROUPS = {
-    "Nothing is done": "--dry-run --rate --replicas --at --day --plot",
+    "Nothing is done": "--dry-run --rate --replicas --at",
     "What is done": "--patch --namespace --token-file --hook --keda --port --admin --key-file",
 }
 _KEY = "CROSSTIE_ADMIN_KEY"
@@ -55,8 +50,6 @@ _KEY = "CROSSTIE_ADMIN_KEY"
 @click.option("--rate", "rates", multiple=True, metavar="CLASS=X", help="Requests/s, in place of a gateway's.")
 @click.option("--replicas", multiple=True, metavar="SUPPLY=N", help="That serve now. [default: as planned]")
 @click.option("--at", metavar="HH:MM", help="The time of day. [default: now]")
-@click.option("--day", "whole_day", is_flag=True, help="Decide through a whole day, in virtual time.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw that day (.svg, .png, .pdf).")
 @click.option("--patch", metavar="URL|pod", help="Patch scale subresources of this API server, or of the pod's own.")
 @click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Of what is patched.")
 @click.option("--token-file", type=FILE, metavar="FILE", help="The token for --patch URL.")
@@ -71,31 +64,26 @@ def command(
     what: Path, rules: Path | None, gateways: tuple[str, ...], state: Path | None, dry_run: bool,
     rates: tuple[str, ...], replicas: tuple[str, ...], at: str | None, patch: str | None, namespace: str,
     token_file: Path | None, hook: str | None, keda: str | None, port: int | None, admins: tuple[str, ...],
-    key_file: Path | None, whole_day: bool, plot: Path | None, speed: float, as_json: bool,
+    key_file: Path | None, speed: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Decides how many replicas each pool should have: the cheapest that carry what is forecast until new ones serve.
 
     \b
     crosstie scale plan.json --dry-run --rate chat=9
-    crosstie scale plan.json --day --plot day.svg
     crosstie scale fleet.toml --gateway http://gateway:8080 --dry-run
     crosstie scale fleet.toml --gateway http://gateway:8080 --keda 0.0.0.0:9090
     crosstie scale fleet.toml --gateway http://gateway:8080 --patch pod
 
     Capacities and prices are the plan's, start-up times the catalog's; both are corrected by what is seen. --rules
-    says what may be scaled and how far. Without --dry-run or --day it runs until it is ended, and needs a gateway
+    says what may be scaled and how far. Without --dry-run it runs until it is ended, and needs a gateway
     and something to do (--patch, --hook, --keda or --port). docs/scaling.md has the rest.
 
     Exit status 1 where replicas that can be had do not carry what is needed.
     """
     if not dry_run and (rates or replicas or at):
         raise BadInput("--rate, --replicas and --at are for --dry-run")
-    if speed != 1.0 and (dry_run or whole_day):
+    if speed != 1.0 and dry_run:
         raise BadInput("--speed is for a scaler that runs")
-    if plot is not None and not whole_day:
-        raise BadInput("--plot draws a day: give --day with it")
-    if plot is not None:
-        check_picture(plot)
     catalog = Catalog()
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)
@@ -105,16 +93,12 @@ def command(
     check_inventory(read.rules, subject)
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
-    scaler = Scaler(read.rules, known, days)
     planned = {supply.name: 0 for supply in read.rules.supplies}
     for pool in subject.fleet.pools:
         first = next((supply for supply in read.rules.supplies if supply.pool == pool.name), None)
         if first is not None:
             planned[first.name] = min(pool.replicas, first.most)
-    if state is not None:
-        scaler = Scaler(read.rules, known, days, read_state(state))
-    if whole_day:
-        return _rehearse(subject, scaler, planned, plot, as_json)
+    scaler = Scaler(read.rules, known, days, ScalerState() if state is None else read_state(state))
     if dry_run:
         seen = _given(scaler, rates, _counted(scaler, replicas, planned), _moment(at), gateways)
         decision = scaler.decide(seen)
@@ -162,20 +146,6 @@ def _drainer(urls: tuple[str, ...], key_file: Path | None, rules: ScaleRules, *,
             others = f"others are of pool {supply.pool} too"
             raise BadInput(f"supply {supply.name}: {others}; say which `backends` are its own")
     return Drainer(urls, key)
-
-
-def _rehearse(subject: Subject, scaler: Scaler, planned: dict[str, int], plot: Path | None, as_json: bool) -> int:
-    rates = {served.name: served.requests_per_s for served in (subject.workload or subject.fleet).classes}
-    if not any(scaler.days.values()):
-        raise BadInput("--day: no day is known; give `day` or `recording` in --rules, or traffic.day in the workload")
-    with progress("deciding") as on_progress:
-        day = rehearse(scaler, rates, planned, on_progress)
-    if plot is not None:
-        gpus = {supply.name: scaler.known.gpus[supply.pool] for supply in scaler.rules.supplies}
-        draw_day(day.days[SCALED], gpus, day.fewest, day.fixed_gpus, f"{subject.label}: a day", plot)
-        click.echo(f"drawn as {plot}", err=True)
-    print_json(day.document()) if as_json else show_day(console(), subject.label, day)
-    return 0
 
 
 def _counted(scaler: Scaler, given: tuple[str, ...], planned: dict[str, int]) -> dict[str, int]:
@@ -246,3 +216,39 @@ async def _serve(service: ScaleService, keda: str | None, port: int | None, spee
         if server is not None:
             await server.stop(1.0)
     return 0
+
+
+def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservation, decision: ScaleDecision) -> None:
+    say(out, f"{label} at {clock(decision.at_s, scaler.rules)}: what would be done; nothing was")
+    show_table(
+        out,
+        ("class", "requests/s now", "at most", "until", "margin", "provided for"),
+        [
+            (
+                name, number(need.now), number(need.peak), clock(need.until_s, scaler.rules),
+                f"{need.margin - 1.0:.0%}", number(need.provided),
+            )
+            for name, need in decision.needs.items()
+        ],
+    )  # fmt: skip
+    state = scaler.state.supplies
+    show_table(
+        out,
+        ("supply", "price", "$/h each", "starts in", "serving", "to have", "of them to empty"),
+        [
+            (
+                supply.name, supply.kind, dollars(scaler.known.usd_per_hour(supply)),
+                f"{state[supply.name].start.likely_s / 60:.0f} min", str(seen.ready.get(supply.name, 0)),
+                str(decision.orders[supply.name].replicas), str(decision.orders[supply.name].draining),
+            )
+            for supply in scaler.rules.supplies
+        ],
+    )  # fmt: skip
+    for supply in scaler.rules.supplies:
+        say(out, f"- {supply.name}: {decision.orders[supply.name].why}")
+    say(out, f"Together {dollars(decision.usd_per_hour)} an hour")
+    if decision.short:
+        say(out, f"Short: {decision.short}")
+    learnt = [f"{name} {reach.factor:.2f}" for name, reach in scaler.state.reach.items() if reach.factor != 1.0]
+    if learnt:
+        say(out, f"Learnt: replicas take so many times what the plan says: {', '.join(learnt)}")

@@ -21,11 +21,6 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     return None if given is None else int(given, 8)
 
 
-def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> None:
-    if given:
-        raise click.BadParameter("HTTP/2 is no longer spoken here: put nginx or Envoy in front (docs/edge.md has both)")
-
-
 @click.command(
     "serve",
     cls=GroupedCommand,
@@ -50,7 +45,6 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS at --port: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only clients with a certificate of one of these.")
-@click.option("--http2/--no-http2", hidden=True, expose_value=False, callback=_no_http2, help="No longer spoken.")
 @observing.policy_option
 @observing.emulate_options
 @click.option(
@@ -73,7 +67,6 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
     help="A guard, filter or policy of another package: docs/plugins.md. May be repeated.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be served, and end.")
-@click.option("--check", is_flag=True, hidden=True, help="The former name of --dry-run.")
 @click.option("--example", is_flag=True, help="Print a fleet file to start from.")
 @whole_option(
     "--workers", 1, 256, "Processes that serve together; one for each core that the gateway may use.", default=1
@@ -81,7 +74,7 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 @observing.with_parent_option
 @observing.observing_options
 @json_option
-def command(dry_run: bool, check: bool, example: bool, as_json: bool, **given: Any) -> int:
+def command(dry_run: bool, example: bool, as_json: bool, **given: Any) -> int:
     """One OpenAI-compatible endpoint over the pools of FLEET.toml; each request to the cheapest that is fast enough.
 
     \b
@@ -102,7 +95,7 @@ def command(dry_run: bool, check: bool, example: bool, as_json: bool, **given: A
         click.echo(example_fleet_text(), nl=False)
         return 0
     options = ServeOptions(**given)
-    if dry_run or check:
+    if dry_run:
         _show(would_serve(options), as_json)
         return 0
     return 0 if run(options, lambda served: _show(served, as_json)) else 1

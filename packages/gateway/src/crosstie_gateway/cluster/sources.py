@@ -1,12 +1,210 @@
-"""What a `kube://` backend stands for: followed, and told as endpoints or as what is in the way."""
+"""What a `kube://` backend stands for: pods that are ready and stay, and their ports, followed as the API server has
+them; or what is in the way."""
 
+import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from crosstie.catalog.kube import KubeSource
-from crosstie_gateway.cluster.api import ApiFault, Asked, ClusterApi, ClusterObject
-from crosstie_gateway.cluster.endpoints import Endpoint, pod_endpoints, pool_pods, slice_endpoints
-from crosstie_gateway.cluster.watcher import Watcher
+import msgspec
+
+from crosstie.catalog.kube import ACCELERATOR, MODEL, KubeSource
+from crosstie_gateway.cluster.api import GONE, ApiFault, Asked, ClusterApi, ClusterObject, WatchStream
+
+
+class Endpoint(msgspec.Struct, frozen=True, order=True, kw_only=True):
+    """A replica's base URL, and what the labels of its pod say it is; "": nothing."""
+
+    url: str
+    pod: str = ""
+    model: str = ""
+    accelerator: str = ""
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
+class _PodStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = ""
+    pod_ip: str | None = msgspec.field(name="podIP", default=None)
+    conditions: tuple[_Condition, ...] = ()
+
+
+class _SliceConditions(msgspec.Struct, frozen=True):
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class _Target(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
+    addresses: tuple[str, ...] = ()
+    conditions: _SliceConditions = _SliceConditions()
+    target_ref: _Target | None = None
+
+
+class _SlicePort(msgspec.Struct, frozen=True):
+    name: str | None = None
+    port: int | None = None
+
+
+class _LabelSelector(msgspec.Struct, frozen=True, rename="camel"):
+    match_labels: dict[str, str] = {}
+
+
+class _Number(msgspec.Struct, frozen=True):
+    number: int = 0
+
+
+class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
+    selector: _LabelSelector = _LabelSelector()
+    target_ports: tuple[_Number, ...] = ()
+
+
+def pod_endpoints(pods: Iterable[ClusterObject], ports: tuple[int, ...]) -> tuple[Endpoint, ...]:
+    """Of pods that are ready. A pod with a deletion timestamp gets nothing new: its engine was told to end."""
+    ends = []
+    for pod in pods:
+        status = msgspec.json.decode(pod.status, type=_PodStatus)
+        ready = any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions)
+        if not ready or not status.pod_ip or status.phase != "Running" or pod.metadata.deletion_timestamp:
+            continue
+        labels = pod.metadata.labels or {}
+        ends += [
+            Endpoint(
+                url=_url(status.pod_ip, port),
+                pod=pod.metadata.name,
+                model=labels.get(MODEL, ""),
+                accelerator=labels.get(ACCELERATOR, ""),
+            )
+            for port in ports
+        ]
+    return tuple(sorted(ends))
+
+
+def slice_endpoints(slices: Iterable[ClusterObject], port: int) -> tuple[Endpoint, ...]:
+    """Port 0: the one named http, or the only one there is."""
+    whole = [each for each in slices if not each.metadata.deletion_timestamp]
+    # Of one family: where a pod has an address of each, both are the same replica.
+    family = "IPv4" if any(each.address_type == "IPv4" for each in whole) else "IPv6"
+    ends: dict[str, Endpoint] = {}
+    for each in whole:
+        if each.address_type != family:
+            continue
+        at = port or _slice_port(msgspec.json.decode(each.ports, type=tuple[_SlicePort, ...] | None) or ())
+        for end in msgspec.json.decode(each.endpoints, type=tuple[_SliceEndpoint, ...] | None) or ():
+            # Unknown means ready, by the definition of the field.
+            if end.conditions.ready is False or end.conditions.terminating or not end.addresses or not at:
+                continue
+            # One pod may stand in two slices while it is moved from one to the other; its first address is it.
+            url = _url(end.addresses[0], at)
+            ends[url] = Endpoint(url=url, pod=end.target_ref.name if end.target_ref else "")
+    return tuple(sorted(ends.values()))
+
+
+def _slice_port(ports: tuple[_SlicePort, ...]) -> int:
+    named = [port.port for port in ports if port.name == "http" and port.port]
+    every = [port.port for port in ports if port.port]
+    return named[0] if named else every[0] if len(every) == 1 else 0
+
+
+def pool_pods(pool: ClusterObject) -> tuple[str, tuple[int, ...]]:
+    """The labels of an InferencePool's pods, and the ports at which each of them answers."""
+    spec = msgspec.json.decode(pool.spec, type=_PoolSpec)
+    labels = ",".join(f"{key}={value}" for key, value in sorted(spec.selector.match_labels.items()))
+    return labels, tuple(port.number for port in spec.target_ports if port.number)
+
+
+def _url(address: str, port: int) -> str:
+    return f"http://[{address}]:{port}/v1" if ":" in address else f"http://{address}:{port}/v1"
+
+
+_FIRST_S, _MOST_S = 0.1, 2.0
+
+# Objects by name, whenever they have changed; or what is wrong. Called in the watcher's thread.
+Tell = Callable[[Mapping[str, ClusterObject] | None, ApiFault | None], None]
+
+
+class Watcher:
+    """One kind of objects, kept as the API server has them: listed once, then followed by what changes. What is known
+    stays until somebody says otherwise. A stream that ends is resumed there; after any other end everything is listed
+    again, and the listing is the truth."""
+
+    def __init__(self, api: ClusterApi, asked: Asked, tell: Tell):
+        self._api, self.asked, self._tell = api, asked, tell
+        self._stopping = threading.Event()
+        self._stream: WatchStream | None = None
+        self._thread = threading.Thread(target=self._run, name=f"watch-{asked.resource}", daemon=True)
+        self._objects: dict[str, ClusterObject] = {}
+        # From where the next stream begins; "": everything is to be listed first.
+        self._version = ""
+        self._pause_s = _FIRST_S
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """At once: as a daemon its thread keeps nobody from leaving."""
+        self._stopping.set()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._list()
+                self._stream = self._api.watch(self.asked, self._version)
+            except ApiFault as fault:
+                self._version = ""
+                if fault.status != GONE and not self._stopping.is_set():
+                    self._tell(None, fault)
+                # Not all at the same moment: a server that has just come back has enough to do.
+                self._stopping.wait(self._pause_s * random.uniform(0.5, 1.0))
+                self._pause_s = min(2 * self._pause_s, _MOST_S)
+                continue
+            try:
+                self._follow(self._stream)
+            except ApiFault:
+                # Whether something is wrong, the listing will tell.
+                self._version = ""
+            # A server that ends every stream at once is not asked in a circle.
+            self._stopping.wait(_FIRST_S)
+
+    def _list(self) -> None:
+        if self._version:
+            return
+        listed = self._api.list(self.asked)
+        self._objects = {item.metadata.name: item for item in listed.items or ()}
+        self._version = listed.metadata.resource_version
+        self._told()
+
+    def _follow(self, stream: WatchStream) -> None:
+        for event in stream:
+            if self._stopping.is_set():
+                stream.close()
+                return
+            self._pause_s = _FIRST_S
+            meta = event.object.metadata
+            self._version = meta.resource_version or self._version
+            # A bookmark has a version and nothing else.
+            if event.type in ("ADDED", "MODIFIED"):
+                self._objects[meta.name] = event.object
+            elif event.type == "DELETED":
+                self._objects.pop(meta.name, None)
+            else:
+                continue
+            self._told()
+
+    def _told(self) -> None:
+        try:
+            self._tell(self._objects.copy(), None)
+        except msgspec.MsgspecError as error:
+            # Of one object that cannot be read its watcher must not end.
+            raise ApiFault(0, f"what it answers is not Kubernetes' ({error})") from None
+
 
 _SERVICE = "kubernetes.io/service-name"
 

@@ -11,7 +11,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.images import ImageRule, size_of_data_url
-from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES
+from crosstie_gateway.emulate.kv_events import BLOCK_BYTES
 from crosstie_gateway.emulate.schemas import example
 from crosstie_gateway.emulate.tokens import (
     AUDIO_TOKENS,

@@ -3,7 +3,7 @@ told what replicas have; its moves are made here."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from typing import Protocol
 
 from crosstie.catalog.library import Catalog
@@ -34,14 +34,18 @@ _LOAD_SECONDS = "crosstie_model_load_seconds"
 
 
 class LoadGuard(Protocol):
-    """Where other gateways have the same replicas: who may change what is loaded there."""
+    """Other processes and gateways may have the same replicas: who may change what is loaded there."""
 
     @property
     def leads(self) -> bool:
-        """Whether this gateway does."""
+        """Whether this process does."""
 
-    def in_flight(self, key: str) -> int:
-        """What other gateways have on a backend."""
+    def elsewhere(self, key: str) -> int:
+        """Requests that other processes and gateways have in flight on a backend."""
+
+    async def before_unload(self) -> None:
+        """Returns when all others that are heard of know which models leave, and have said what they still have of
+        them."""
 
     async def claim(self, slots: Collection[str], for_s: float) -> bool:
         """Whether the machine behind these addresses is this gateway's to change for so long."""
@@ -55,26 +59,15 @@ class _NotOurs(LoadFailed):
 
 
 class SharedPool:
-    """`elsewhere`: requests in flight in this gateway's other processes, by backend. `guard`: None without other
-    gateways."""
-
     def __init__(
-        self,
-        gateway: Gateway,
-        catalog: Catalog,
-        pool: Pool,
-        elsewhere: Mapping[str, int],
-        *,
-        settings: ResidencySettings | None = None,
-        load_patience_s: float | None = None,
-        before_unload: Callable[[], Awaitable[None]] | None = None,
-        guard: LoadGuard | None = None,
-    ):
-        self.gateway, self.pool, self.elsewhere, self.guard = gateway, pool, elsewhere, guard
-        # By backend, what the gateway that leads says of it; empty: this one leads, or none is heard of.
-        self._told: Mapping[str, tuple[State, str]] = {}
+        self, gateway: Gateway, catalog: Catalog, pool: Pool, guard: LoadGuard, *,
+        settings: ResidencySettings | None = None, load_patience_s: float | None = None,
+    ):  # fmt: skip
+        self.gateway, self.pool, self.guard = gateway, pool, guard
+        # By backend, what whoever leads says of it; empty: this process does, or nobody is heard of.
+        self._told: dict[str, tuple[State, str]] = {}
         self.loader = loader_of(gateway, pool)
-        self._load_patience_s, self._before_unload = load_patience_s, before_unload
+        self._load_patience_s = load_patience_s
         hosted, capacity = sizes(catalog, pool)
         self.slots = [Slot(f"{pool.name}/{index}", capacity) for index in range(pool.replicas)]
         self.residency = Residency(hosted, self.slots, gateway.now(), settings)
@@ -160,13 +153,12 @@ class SharedPool:
 
     def busy(self, slot_key: str, model: str) -> int:
         replica = self.replicas[self._index(slot_key), model]
-        others = self.guard.in_flight(replica.key) if self.guard is not None else 0
-        return replica.in_flight + self.elsewhere.get(replica.key, 0) + others
+        return replica.in_flight + self.guard.elsewhere(replica.key)
 
     def follow(self, states: Mapping[str, tuple[State, str]]) -> None:
-        """Another gateway leads and says what is where; else engines do. Own loads are given up: they stay claimed
-        until they must have ended."""
-        self._told = states
+        """Another process or gateway leads and says what is where; else engines do. Own loads are given up: they stay
+        claimed until they must have ended."""
+        self._told = dict(states)
         for task in self._moves.values():
             task.cancel()
         # Nobody leaves for what this one will not load.
@@ -207,6 +199,7 @@ class SharedPool:
             if other is replica and index not in self._moves:
                 slot = self.slots[index]
                 if surely:
+                    self._told.pop(replica.key, None)
                     self.residency.observed(slot.key, [m for m in slot.resident if m != model], self.gateway.now())
                 self.unsure.add(index)
         self.show()
@@ -282,9 +275,6 @@ class SharedPool:
     async def _claimed(self, index: int, for_s: float) -> AsyncIterator[None]:
         """Raises LoadFailed where another gateway may be changing that replica. What cannot be stopped stays claimed
         afterwards."""
-        if self.guard is None:
-            yield
-            return
         places = sorted(
             {known_as(self.loader.backend(index, m).replica.key.partition("#")[0]) for m in self.loader.entries}
         )
@@ -302,7 +292,7 @@ class SharedPool:
         await self.guard.release(places)
 
     def _check_lead(self) -> None:
-        if self.guard is not None and not self.guard.leads:
+        if not self.guard.leads:
             raise _NotOurs("this gateway does not lead any more")
 
     def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
@@ -337,8 +327,7 @@ class SharedPool:
         """Waits until no process has requests for these models there."""
         if not models:
             return
-        if self._before_unload is not None:
-            await self._before_unload()
+        await self.guard.before_unload()
         slot = self.slots[index]
         deadline = self.gateway.loop.time() + self.gateway.serving.drain_s
         while any(self.busy(slot.key, model) for model in models):
@@ -382,7 +371,7 @@ def families(pools: Iterable[SharedPool]) -> list[Family]:
     tallies = [
         ({"pool": pool.pool.name, "model": model}, tally)
         for pool in pools
-        for model, tally in pool.residency.counts.by_model.items()
+        for model, tally in pool.residency.counts.items()
     ]
     for name, field, meaning in _COUNTERS:
         made.append((name, "counter", meaning, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))

@@ -3,14 +3,11 @@ kept in the session, so a pooler may hand out connections by transaction."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie_gateway.ledger.schema import Transaction
 from crosstie_gateway.ledger.store import Store, failed
-
-if TYPE_CHECKING:
-    pass
 
 # Patience with a server that is gone or at a standstill, where the address does not say otherwise.
 _PATIENCE: dict[str, Any] = {
@@ -18,8 +15,6 @@ _PATIENCE: dict[str, Any] = {
     "tcp_user_timeout": 10_000, "application_name": "crosstie",
 }  # fmt: skip
 _STATEMENT_MS = 10_000
-# A step of a migration may go through all usage that there is.
-_MIGRATION_MS = 600_000
 # Any number that others are unlikely to lock: two who find no tables must not both make them.
 _LOCK = 6_303_117
 
@@ -49,9 +44,6 @@ class PostgresStore(Store):
         session.rows("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
         ((there,),) = session.rows("SELECT to_regclass('crosstie_meta') IS NOT NULL")
         return bool(there)
-
-    def be_patient(self, session: Transaction) -> None:
-        session.change(f"SET LOCAL statement_timeout = {_MIGRATION_MS}")
 
     @contextlib.contextmanager
     def session(self, *, writes: bool) -> Iterator[Transaction]:

@@ -1,44 +1,12 @@
-"""The tables of a store, and its format: made where there are none, brought up where they are older.
-
-A store is brought up step by step in the transaction that opens it, under a lock. A failure leaves it as it was; a
-later format is refused.
-"""
+"""The tables of a store, made where there are none, and their format: a store of another one is refused."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
-from crosstie.core.errors import BadInput
-
 SCHEMA = 5
-_TEAMS = """CREATE TABLE crosstie_teams (
-    id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
-    usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)"""
-# Users with tokens of an issuer: their names in usage, and their teams.
-_SUBJECTS = "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)"
-_TABLES = (
-    "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
-    """CREATE TABLE crosstie_keys (
-        id {identity}, public_id TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, digest TEXT NOT NULL,
-        old_digest TEXT, old_until DOUBLE PRECISION, models TEXT NOT NULL, classes TEXT NOT NULL,
-        priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
-        created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION,
-        max_open BIGINT, explains BIGINT NOT NULL DEFAULT 0, team_id BIGINT)""",
-    _TEAMS,
-    _SUBJECTS,
-    """CREATE TABLE crosstie_usage (
-        hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
-        outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
-        input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL,
-        PRIMARY KEY (hour, key_id, model, class, pool, outcome, code))""",
-    # What budgets are compared with: the usage's dollars by day and by month, so that nobody adds up a month each
-    # second.
-    """CREATE TABLE crosstie_spent (
-        period TEXT NOT NULL, key_id BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL, PRIMARY KEY (period, key_id))""",
-    # The last batch of each process that was counted.
-    """CREATE TABLE crosstie_batches (
-        process TEXT PRIMARY KEY, sequence BIGINT NOT NULL, written_at DOUBLE PRECISION NOT NULL)""",
-)
+_TABLES = (files("crosstie_gateway.ledger") / "data" / "tables.sql").read_text()
 
 
 class Transaction:
@@ -71,49 +39,7 @@ def new_number() -> int:
 
 def create(session: Transaction, identity: str) -> None:
     """Tables of the present format. `identity`: how a column says that it numbers its rows."""
-    for sql in _TABLES:
-        session.change(sql.format(identity=identity))
+    for sql in _TABLES.format(identity=identity).split(";\n")[:-1]:
+        session.change(sql)
     numbers = [("schema", SCHEMA), ("keys", new_number()), ("store", new_number())]
     session.each("INSERT INTO crosstie_meta VALUES (?, ?)", numbers)
-
-
-def _number_the_store(session: Transaction) -> None:
-    session.change("INSERT INTO crosstie_meta VALUES ('store', ?) ON CONFLICT (name) DO NOTHING", (new_number(),))
-
-
-def _changes(*statements: str) -> Callable[[Transaction], None]:
-    def change(session: Transaction) -> None:
-        for sql in statements:
-            session.change(sql)
-
-    return change
-
-
-# By the format that a step leads to. A released step is never changed, and `_TABLES` is what all of them lead to.
-MIGRATIONS: dict[int, Callable[[Transaction], None]] = {
-    # Every store has a number of its own, by which one that was made anew in its place is told from it.
-    2: _number_the_store,
-    # Keys have a limit of requests at once, and a right to explanations.
-    3: _changes(
-        "ALTER TABLE crosstie_keys ADD COLUMN max_open BIGINT",
-        "ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0",
-    ),
-    # Keys may belong to a team, which has limits of its own.
-    4: _changes("ALTER TABLE crosstie_keys ADD COLUMN team_id BIGINT", _TEAMS),
-    # Usage is also kept by the subjects of tokens.
-    5: _changes(_SUBJECTS),
-}
-
-
-def behind(session: Transaction) -> list[int]:
-    """The steps that a store still has before it. Raises BadInput where it is ahead of this Crosstie."""
-    format = meta(session)["schema"]
-    if format > SCHEMA:
-        raise BadInput(f"the store was made by a later Crosstie: its format is {format}, this one reads {SCHEMA}")
-    return list(range(format + 1, SCHEMA + 1))
-
-
-def migrate(session: Transaction, steps: Sequence[int]) -> None:
-    for step in steps:
-        MIGRATIONS[step](session)
-        session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'schema'", (step,))

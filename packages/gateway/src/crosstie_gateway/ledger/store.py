@@ -17,7 +17,7 @@ import msgspec
 from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
 from crosstie.core.usage import Used, total
 from crosstie_gateway.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team, check, check_team
-from crosstie_gateway.ledger.schema import SCHEMA, Transaction, behind, create, meta, migrate, new_number
+from crosstie_gateway.ledger.schema import SCHEMA, Transaction, create, meta, new_number
 from crosstie_gateway.ledger.usage import DAY_S, By, UsageBatch, day_name, month_name
 
 # For so long the last batch of a process that is no more is remembered, in case it was only away.
@@ -81,32 +81,28 @@ class Store:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Makes the tables, or brings those that are there up to the present format."""
+        """Makes the tables where there are none. Raises BadInput where they have another format."""
         try:
             with self.session(writes=True) as session:
                 if not self.made(session):
                     create(session, self.identity)
-                elif steps := behind(session):
-                    self.be_patient(session)
-                    migrate(session, steps)
-                self._number = meta(session)["store"]
+                said = meta(session)
+                if said["schema"] != SCHEMA:
+                    kept = f"its format is {said['schema']}, this one reads {SCHEMA}"
+                    raise BadInput(f"the store was made by another Crosstie: {kept}")
+                self._number = said["store"]
         except BaseException:
             self.close()
             raise
 
-    def be_patient(self, session: Transaction) -> None:
-        """What follows in this transaction may take long, since it goes through whole tables."""
-
     def _check_same(self, session: Transaction) -> dict[str, int]:
         """What the store says of itself. Raises StoreFailed where it is not the one that was opened, in which numbers
-        of keys mean others, or where its tables have another format by now."""
+        of keys mean others."""
         said = meta(session)
         if said["store"] != self._number:
             raise StoreFailed(
                 "another store is in the place of the one that was there at the start, which takes a new start"
             )
-        if said["schema"] != SCHEMA:
-            raise StoreFailed(f"a later Crosstie has brought the store to format {said['schema']}: start that one")
         return said
 
     # Keys

@@ -18,9 +18,9 @@ from crosstie.decide.plan.subject import Subject
 from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, survey
 from crosstie.decide.plan.traffic import of_means
 from crosstie.route.build import deployment_of, service_of
+from crosstie_gateway.scaler.learnt import start_s
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Capacities, ClassPart
-from crosstie_gateway.scaler.starting import start_s
 
 # Over what the plan has of a pool: what may be asked for where no rule says how many there can be.
 _MOST_TIMES = 2

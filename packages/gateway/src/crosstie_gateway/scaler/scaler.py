@@ -12,11 +12,9 @@ import numpy as np
 
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan.programme import Array, Indices
-from crosstie_gateway.scaler.forecast import DAY_S, Forecast
+from crosstie_gateway.scaler.learnt import DAY_S, Forecast, LearntReach, StartTime
 from crosstie_gateway.scaler.mixture import SupplyChoices
-from crosstie_gateway.scaler.reach import LearntReach
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
-from crosstie_gateway.scaler.starting import StartTime
 
 # Over which time a start's cost is spread; less where replicas are short, to prefer quick starts.
 _BOUGHT_S, _SHORT_S = 3600.0, 600.0

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from crosstie.catalog.addresses import ON_SOCKET, is_found, read_address
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
@@ -17,7 +19,7 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.notices import Level, Notice
-from crosstie_gateway.service.admin_view import FleetView, RecentDecisions, fleet_view
+from crosstie_gateway.service.admin_view import DecisionView, FleetView, RecentDecisions, fleet_view, merged
 from crosstie_gateway.service.history import History
 from crosstie_gateway.service.overlay import Action, Change, Laid, laid_over, pool_named, pool_of, with_change
 from crosstie_gateway.service.process import GatewayProcess
@@ -25,8 +27,12 @@ from crosstie_gateway.service.served_view import DayCounts
 from crosstie_gateway.service.worker_link import (
     Changes,
     ChangesRequest,
+    Decisions,
+    DecisionsRequest,
     Done,
     Failed,
+    FleetAnswer,
+    FleetRequest,
     HistoryAnswer,
     HistoryRequest,
     ReloadRequest,
@@ -40,6 +46,8 @@ _REQUEST = Path("request")
 _FILES = (*REACH_FILES, "tokenizer", "chat_template")
 _FILE_ONLY = {"load_hook": "command", **dict.fromkeys(_FILES, "file"), "proxy": "proxy"}
 _MOST_SAID = 400
+# How long decisions name all pools after somebody has asked; who follows asks several times a second.
+_EXPLAINED_S = 2.0
 # Larger ones may be no float at all.
 _MOST_WHOLE = 2**53
 # What an action is called in reports, and the changes that hold after it; None: the same, over the file as it is now.
@@ -69,6 +77,9 @@ class Administration:
         process.on(ReloadRequest, lambda _: self._read_again())
         process.on(ChangesRequest, lambda _: Changes(self.revision, self.changes))
         process.on(HistoryRequest, self._look_back)
+        process.on(FleetRequest, lambda _: FleetAnswer(fleet_view(self.gateway, self.base, self.day)))
+        process.on(DecisionsRequest, self._decisions_here)
+        self._explaining: asyncio.TimerHandle | None = None
 
     async def join(self) -> None:
         """Takes over the other processes' changes, as after a restart."""
@@ -79,9 +90,48 @@ class Administration:
                     # While it starts it is no component yet that hears of the fleet which has been loaded.
                     self.reloaded()
 
-    def view(self) -> FleetView:
-        """The fleet as this process has it."""
-        return fleet_view(self.gateway, self.base, self.day)
+    # What there is to see
+
+    async def look(self) -> FleetView:
+        """The fleet as all processes have it; workers that have not got so far yet answer otherwise."""
+        return merged([answer.fleet for answer in await self.process.ask_all(FleetRequest(), FleetAnswer)])
+
+    def document(self, view: FleetView) -> dict[str, Any]:
+        return {
+            **msgspec.structs.asdict(view),
+            "changes": [change.words for change in self.changes],
+            "dropped": [{"change": change.words, "why": why} for change, why in self.left_out],
+        }
+
+    async def decisions(self, request: DecisionsRequest) -> list[Decisions]:
+        return await self.process.ask_all(request, Decisions)
+
+    async def rows(self, request: DecisionsRequest) -> list[DecisionView]:
+        """Those decisions of all processes, oldest first."""
+        rows = [row for answer in await self.decisions(request) for row in answer.rows]
+        return sorted(rows, key=lambda row: row.at)
+
+    def _decisions_here(self, request: DecisionsRequest) -> Decisions:
+        recent, name = self.recent, str(os.getpid())
+        if request.explain:
+            self._explain_for_a_while()
+        if request.why:
+            return Decisions(name, recent.taken, 0, recent.why(request.why))
+        if request.moment is not None:
+            return Decisions(name, recent.taken, 0, recent.of_moment(*request.moment, request.most))
+        if request.after is None:
+            return Decisions(name, recent.taken, 0, recent.rows(0, request.most))
+        after = request.after.get(name, recent.taken)
+        rows = recent.rows(after, request.most)
+        return Decisions(name, recent.taken, max(recent.taken - after, 0) - len(rows), rows)
+
+    def _explain_for_a_while(self) -> None:
+        """Has decisions name all pools, which costs more, while someone goes on asking."""
+        if self._explaining is not None:
+            self._explaining.cancel()
+        self.recent.follow(wanted=True)
+        loop = asyncio.get_running_loop()
+        self._explaining = loop.call_later(_EXPLAINED_S, lambda: self.recent.follow(wanted=False))
 
     def _look_back(self, asked: HistoryRequest) -> HistoryAnswer:
         slots = (asked.width_s, asked.end, asked.count)

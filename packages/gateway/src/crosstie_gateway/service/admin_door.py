@@ -7,14 +7,13 @@ other Origin, and JSON for changes, which a page may not send elsewhere without 
 import asyncio
 import contextlib
 import ipaddress
-import os
 import socket
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family
 from crosstie.wire.address import is_loopback
@@ -22,13 +21,13 @@ from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.roads import tidy_path
 from crosstie_gateway.service.admin import ACTIONS, Administration
-from crosstie_gateway.service.admin_view import MOST_DECISIONS, DecisionView, FleetView, merged
+from crosstie_gateway.service.admin_view import MOST_DECISIONS, DecisionView
 from crosstie_gateway.service.dashboard import Dashboard
-from crosstie_gateway.service.door import Door, json_object
 from crosstie_gateway.service.door_keys import KEY_VARIABLE, DoorKeys
+from crosstie_gateway.service.edge import Door, json_object, outcome
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.trials import TrialsService
-from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
+from crosstie_gateway.service.worker_link import DecisionsRequest
 from crosstie_gateway.wire.request import Request, RequestLimits
 from crosstie_gateway.wire.server import GoneWatcher, Reply, Server
 from crosstie_gateway.wire.tasks import Tasks
@@ -59,17 +58,11 @@ class AdminDoor(Door):
         self._followers, self._tasks = Tasks(), Tasks()
         self._complained_at = float("-inf")
         self._unwelcome = 0
-        self._explaining: asyncio.TimerHandle | None = None
 
     async def start(self, process: GatewayProcess) -> None:
         self._loop = asyncio.get_running_loop()
         self.process, self.admin = process, Administration(process)
-        process.on(FleetRequest, lambda _: FleetAnswer(self.admin.view()))
-        process.on(DecisionsRequest, self._decisions_here)
-        self.dashboard = Dashboard(
-            process, self.admin, self.key, look=self._look, said=self._pools, decisions=self._decisions,
-            turned_away=self._complain,
-        )  # fmt: skip
+        self.dashboard = Dashboard(process, self.admin, self.key, self._complain)
         if self._shown:
             process.gateway.context.own_pages = self.dashboard
         self._trials = [part for part in process.components if isinstance(part, TrialsService)]
@@ -178,67 +171,27 @@ class AdminDoor(Door):
 
     async def _answer(self, reply: Reply, name: str, request: Request, body: dict[str, Any]) -> None:
         try:
-            if name == "config":
-                reply.send(200, self.admin.config().encode(), _NO_STORE, b"application/toml")
-                return
-            if name == "pools":
-                said = self._pools(await self._look())
-            elif name == "trials":
-                said = {"trials": [view for trials in self._trials for view in await trials.of_all()]}
-            elif name == "decisions":
-                last = _last(request)
-                rows = [row for answer in await self._decisions(DecisionsRequest(last)) for row in answer.rows]
-                said = {"decisions": sorted(rows, key=lambda row: row.at)[-last:]}
-            else:
-                said = await self.admin.act(self.key.fingerprint, name, body)
-        except CrosstieError as error:
-            _refuse(reply, 400, str(error), "refused")
+            answer = await outcome(self._loop, f"admin: {name}", self._said(name, request, body))
         except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
-        except Exception as error:  # noqa: BLE001 (the administrator must hear of it, and so must the log)
-            self._loop.call_exception_handler({"message": f"admin: {name} failed", "exception": error})
-            _refuse(reply, 500, "internal error", "internal_error")
         else:
-            reply.send(200, _encode(said), _NO_STORE)
+            is_text = isinstance(answer, str)
+            kind = b"application/toml" if is_text else b"application/json"
+            reply.send(200, answer.encode() if is_text else _encode(answer), _NO_STORE, kind)
 
-    async def _look(self) -> FleetView:
-        # Workers that have not got so far yet answer otherwise.
-        return merged([told.fleet for told in await self.process.ask_all(FleetRequest(), FleetAnswer)])
-
-    def _pools(self, view: FleetView) -> dict[str, Any]:
-        admin = self.admin
-        return {
-            **msgspec.structs.asdict(view),
-            "changes": [change.words for change in admin.changes],
-            "dropped": [{"change": change.words, "why": why} for change, why in admin.left_out],
-        }
+    async def _said(self, name: str, request: Request, body: dict[str, Any]) -> str | dict[str, Any]:
+        if name == "config":
+            return self.admin.config()
+        if name == "pools":
+            return self.admin.document(await self.admin.look())
+        if name == "trials":
+            return {"trials": [view for trials in self._trials for view in await trials.of_all()]}
+        if name == "decisions":
+            last = _last(request)
+            return {"decisions": (await self.admin.rows(DecisionsRequest(last)))[-last:]}
+        return await self.admin.act(self.key.fingerprint, name, body)
 
     # Decisions
-
-    def _decisions_here(self, request: DecisionsRequest) -> Decisions:
-        recent, name = self.admin.recent, str(os.getpid())
-        if request.explain:
-            self._explain_for_a_while()
-        if request.why:
-            return Decisions(name, recent.taken, 0, recent.why(request.why))
-        if request.moment is not None:
-            return Decisions(name, recent.taken, 0, recent.of_moment(*request.moment, request.most))
-        if request.after is None:
-            return Decisions(name, recent.taken, 0, recent.rows(0, request.most))
-        after = request.after.get(name, recent.taken)
-        rows = recent.rows(after, request.most)
-        return Decisions(name, recent.taken, max(recent.taken - after, 0) - len(rows), rows)
-
-    def _explain_for_a_while(self) -> None:
-        """Has decisions name all pools, which costs more, while someone goes on asking."""
-        if self._explaining is not None:
-            self._explaining.cancel()
-        recent = self.admin.recent
-        recent.follow(wanted=True)
-        self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: recent.follow(wanted=False))
-
-    async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
-        return await self.process.ask_all(request, Decisions)
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
         if len(self._followers) >= _MOST_FOLLOWERS:
@@ -255,7 +208,7 @@ class AdminDoor(Door):
             while not reply.gone:
                 rows: list[DecisionView] = []
                 request = DecisionsRequest(MOST_DECISIONS, after, explain=alternatives)
-                for answer in await self._decisions(request):
+                for answer in await self.admin.decisions(request):
                     after[answer.process] = answer.taken
                     rows += answer.rows
                     skipped += answer.skipped

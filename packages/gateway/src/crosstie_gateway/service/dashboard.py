@@ -15,20 +15,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from crosstie.core.errors import CrosstieError
 from crosstie_gateway.gateway.clients import Clients
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.interfaces import OwnPages
 from crosstie_gateway.service.admin import Administration
-from crosstie_gateway.service.admin_view import DecisionView, FleetView, spread
-from crosstie_gateway.service.door import json_object
-from crosstie_gateway.service.door_keys import DoorKeys
-from crosstie_gateway.service.history import MINUTE, SHORT_S, WINDOWS
-from crosstie_gateway.service.look_back import history_document, last_minute
+from crosstie_gateway.service.admin_view import DecisionView, spread
+from crosstie_gateway.service.door_keys import DashboardSession, DoorKeys, Sessions, WrongKeys, set_cookie
+from crosstie_gateway.service.edge import json_object, outcome
+from crosstie_gateway.service.history import MINUTE, SHORT_S, WINDOWS, SeriesRows, history_document, last_minute
 from crosstie_gateway.service.process import GatewayProcess
-from crosstie_gateway.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
 from crosstie_gateway.service.worker_link import (
-    Decisions,
     DecisionsRequest,
     Done,
     HistoryAnswer,
@@ -70,16 +66,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Dashboard(OwnPages):
-    """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told why visitors
-    were."""
+    """`turned_away`: told why visitors were."""
 
     def __init__(
-        self, process: GatewayProcess, admin: Administration, keys: DoorKeys, *,
-        look: Callable[[], Awaitable[FleetView]], said: Callable[[FleetView], dict[str, Any]],
-        decisions: Callable[[DecisionsRequest], Awaitable[list[Decisions]]], turned_away: Callable[[str], None],
+        self, process: GatewayProcess, admin: Administration, keys: DoorKeys, turned_away: Callable[[str], None]
     ):  # fmt: skip
-        self._process, self._admin, self._keys = process, admin, keys
-        self._look, self._said, self._decisions, self._turned_away = look, said, decisions, turned_away
+        self._process, self._admin, self._keys, self._turned_away = process, admin, keys, turned_away
         self.sessions, self._wrong_keys = Sessions(keys.secret), WrongKeys()
         data = files("crosstie_gateway.service") / "data" / "dashboard"
         self._static = {path: ((data / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
@@ -168,16 +160,10 @@ class Dashboard(OwnPages):
 
     async def _finish(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes) -> None:
         try:
-            said = await work
-        except CrosstieError as error:
-            self._refuse(reply, RequestRejected(400, str(error), "refused"))
+            answer = await outcome(self._process.gateway.loop, f"dashboard: {doing}", work)
+            reply.send(200, _encode(answer), _HEADERS + more)
         except RequestRejected as refused:
             self._refuse(reply, refused)
-        except Exception as error:  # noqa: BLE001 (both the client and the log must hear of it)
-            self._failed(doing, error)
-            self._refuse(reply, RequestRejected(500, "internal error", "internal_error"))
-        else:
-            reply.send(200, _encode(said), _HEADERS + more)
 
     def _check_csrf(self, session: DashboardSession, request: Request) -> None:
         if not self.sessions.is_csrf(session, request.headers.get(b"x-crosstie-csrf", b"")):
@@ -237,30 +223,32 @@ class Dashboard(OwnPages):
 
     async def _why(self, request_id: str) -> DecisionView:
         """A decision that was taken, with what each pool would be worth to the same request now."""
-        rows = [row for answer in await self._decisions(DecisionsRequest(1, why=request_id)) for row in answer.rows]
+        rows = await self._admin.rows(DecisionsRequest(1, why=request_id))
         if not rows:
             raise RequestRejected(404, "this decision is no longer kept: others have come since", "not_found")
-        return max(rows, key=lambda row: row.at)
+        return rows[-1]
 
     async def _moment(self, since: float, until: float) -> dict[str, Any]:
         """The decisions of that time that are kept."""
-        asked = DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until))
-        rows = [row for answer in await self._decisions(asked) for row in answer.rows]
-        return {"decisions": spread(sorted(rows, key=lambda row: row.at), _MOST_OF_MOMENT)}
+        rows = await self._admin.rows(DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until)))
+        return {"decisions": spread(rows, _MOST_OF_MOMENT)}
 
     async def _history(self, window: str) -> dict[str, Any]:
         width_s, step, points = WINDOWS[window]
         end, turn, gateway = int(time() // (width_s * step)), int(time() // SHORT_S), self._process.gateway
         if self._histories.get(window, (0,))[0] != end:
-            answers = await self._process.ask_all(HistoryRequest(width_s, end * step, points * step), HistoryAnswer)
-            self._histories[window] = end, history_document(answers, window, end, gateway)
+            rows = await self._looked_back(HistoryRequest(width_s, end * step, points * step))
+            self._histories[window] = end, history_document(*rows, window, end, gateway)
         if self._minute[0] != turn:
-            answers = await self._process.ask_all(HistoryRequest(SHORT_S, turn, MINUTE), HistoryAnswer)
-            self._minute = turn, last_minute(answers, gateway)
+            self._minute = turn, last_minute(*await self._looked_back(HistoryRequest(SHORT_S, turn, MINUTE)), gateway)
         return self._histories[window][1] | {"minute": self._minute[1]}
 
-    def _failed(self, doing: str, error: Exception) -> None:
-        self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {doing} failed", "exception": error})
+    async def _looked_back(self, request: HistoryRequest) -> tuple[list[SeriesRows], list[SeriesRows]]:
+        """Rows of all processes: of requests, and of pools."""
+        answers = await self._process.ask_all(request, HistoryAnswer)
+        return [row for answer in answers for row in answer.requests], [
+            row for answer in answers for row in answer.pools
+        ]
 
     # Events
 
@@ -293,7 +281,7 @@ class Dashboard(OwnPages):
                 every_s = max(_EVERY_S, len(self._process.gateway.backends) / _REPLICAS_A_S)
                 await asyncio.sleep(max(every_s - (loop.time() - began), 0.05))
         except Exception as error:  # noqa: BLE001 (the pages come back, and the log has the reason)
-            self._failed("looking", error)
+            loop.call_exception_handler({"message": "dashboard: looking failed", "exception": error})
             for reply in list(self._readers):
                 self._end(reply)
         finally:
@@ -306,17 +294,17 @@ class Dashboard(OwnPages):
 
     async def _look_again(self) -> dict[str, Any]:
         self.made += 1
-        view = await self._look()
+        view = await self._admin.look()
         first, fresh, skipped = self._after is None, list[DecisionView](), 0
         after: dict[str, int] = {}
-        for answer in await self._decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):
+        for answer in await self._admin.decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):
             after[answer.process] = answer.taken
             fresh += answer.rows
             skipped += answer.skipped
         self._after = after
         fresh.sort(key=lambda row: row.at)
         self._rows.extend(fresh)
-        return {"at": time(), "fleet": self._said(view), "decisions": fresh, "skipped": skipped}
+        return {"at": time(), "fleet": self._admin.document(view), "decisions": fresh, "skipped": skipped}
 
 
 def _event(said: dict[str, Any]) -> bytes:

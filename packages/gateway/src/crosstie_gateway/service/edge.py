@@ -1,14 +1,23 @@
-"""Where clients come in: addresses and a unix socket, plain or by TLS, in one process or in several that share them."""
+"""Where clients come in: addresses and a unix socket, plain or by TLS; and further ports, for operators. In one process
+or in several that accept together."""
 
 import asyncio
 import socket
+from collections.abc import Awaitable
 from pathlib import Path
 from time import time
+from typing import Any
 
-from crosstie.core.errors import BadInput
+import msgspec
+
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.gateway.pages import ops_handler
 from crosstie_gateway.service.process import Component, GatewayProcess, listening_on
 from crosstie_gateway.wire.listener import UnixSocket, listening
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Server
 from crosstie_gateway.wire.tls import ServerTls
 
 _CHECK_S = 1.0
@@ -105,3 +114,78 @@ class Edge(Component):
         else:
             sentence = f"certificate read again: it expires on {tls.expires_on}"
             self._process.notify(Notice("certificate_reloaded", "info", sentence))
+
+
+# Further ports, not for clients
+
+
+class Door(Component):
+    """`whom`: for whom it is, in an error."""
+
+    def __init__(self, host: str, port: int, whom: str):
+        self.host, self.port, self._whom = host, port, whom
+        self._sockets: list[socket.socket] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def listen(self) -> None:
+        """Before the fork, for all processes: any of them may take the next visitor."""
+        with listening_on(self.host, self.port, self._whom):
+            self._sockets = listening(self.host, self.port)
+        self.port = int(self._sockets[0].getsockname()[1])
+
+    def open(self, server: Server) -> None:
+        if not self._sockets:
+            self.listen()
+        server.join(self._sockets)
+
+    def close(self) -> None:
+        """To be called when the last process behind it has ended."""
+        for listens in self._sockets:
+            listens.close()
+
+
+class OpsDoor(Door):
+    """Health, readiness and metrics on a port of their own, in place of the clients' port."""
+
+    def __init__(self, host: str, port: int):
+        super().__init__(host, port, " for health and metrics")
+
+    async def start(self, process: GatewayProcess) -> None:
+        gateway = process.gateway
+        gateway.ops_apart = True
+        limits = RequestLimits(body_bytes=0, request_s=10.0)
+        self._server = Server(gateway.loop, ops_handler(gateway), limits, lambda status, why: error_body(status, why))
+        self.open(self._server)
+
+    async def stop(self) -> None:
+        self._server.close()
+
+
+async def outcome(loop: asyncio.AbstractEventLoop, doing: str, work: Awaitable[Any]) -> Any:
+    """What some work for a visitor comes to. Raises RequestRejected, with what the visitor is told."""
+    try:
+        return await work
+    except RequestRejected:
+        raise
+    except CrosstieError as error:
+        raise RequestRejected(400, str(error), "refused") from None
+    except Exception as error:  # noqa: BLE001 (the visitor must hear of it, and so must the log)
+        loop.call_exception_handler({"message": f"{doing} failed", "exception": error})
+        raise RequestRejected(500, "internal error", "internal_error") from None
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """The JSON object of a change. Raises RequestRejected."""
+    kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise RequestRejected(415, "the body must be sent as content-type: application/json", "not_json")
+    try:
+        body = msgspec.json.decode(request.body or b"{}")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRejected(400, f"the body is no JSON: {error}", "not_json") from None
+    if not isinstance(body, dict):
+        raise RequestRejected(400, "the body must be a JSON object", "not_json")
+    return body

@@ -21,8 +21,7 @@ from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.identity import trace_id
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.service.background import BackgroundThread
-from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.service.process import BackgroundThread, Component, GatewayProcess
 
 Style = Literal["text", "json"]
 STYLES: tuple[Style, ...] = get_args(Style)

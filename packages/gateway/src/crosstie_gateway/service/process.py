@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +26,55 @@ from crosstie_gateway.service.worker_link import Handlers, WorkerAnswer, WorkerL
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.wire.request import RequestLimits
 from crosstie_gateway.wire.server import Server
+
+
+class BackgroundThread:
+    """A thread beside the event loop: calls `step` every `every_s` and whenever it is woken; `first` and `last` before
+    and after all of that."""
+
+    def __init__(
+        self, name: str, step: Callable[[], object], every_s: float, *, first: Callable[[], object] = lambda: None,
+        last: Callable[[], object] = lambda: None,
+    ):  # fmt: skip
+        self._step, self._every_s, self._first, self._last = step, every_s, first, last
+        self._name = name
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        # What is under way need not be tried again.
+        self.stopping = False
+
+    def start(self) -> None:
+        """To be called after the fork: a thread from before it would be dead in a worker."""
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self, patience_s: float) -> None:
+        """Waits for its end so long at most; as a daemon it keeps no process from ending."""
+        self.stopping = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+
+    def _run(self) -> None:
+        self._first()
+        while not self.stopping:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            self._step()
+        self._step()
+        self._last()
+
 
 Notify = Callable[[str], None]
 _CHECK_FILE_S = 1.0
@@ -273,3 +324,60 @@ class GatewayProcess:
             sentence = f"serve.max_connections is {chosen}, not {asked}: this process may open {files:g} files, and "
             sentence += f"backends may take {to_backends} of them; raise that (ulimit -n, LimitNOFILE)"
             self.notify(Notice("connections_limited", "warning", sentence, chosen=chosen, asked=asked, files=files))
+
+
+# Readiness, liveness and leaving for systemd (sd_notify), by datagrams to $NOTIFY_SOCKET
+
+
+class Systemd(Component):
+    async def start(self, process: GatewayProcess) -> None:
+        self._loop, self._process = asyncio.get_running_loop(), process
+        self._alive: asyncio.TimerHandle | None = None
+        self._leaving = self._loop.create_task(self._tell_of_leaving())
+
+    def ready(self) -> None:
+        """It listens."""
+        tell_systemd(f"READY=1\nSTATUS={self._status()}")
+        self._watched()
+
+    def reloaded(self, fleet: Fleet) -> None:
+        tell_systemd(f"STATUS={self._status()}")
+
+    async def stop(self) -> None:
+        self._leaving.cancel()
+        if self._alive is not None:
+            self._alive.cancel()
+
+    async def _tell_of_leaving(self) -> None:
+        await self._process.stopping.wait()
+        tell_systemd("STOPPING=1\nSTATUS=draining")
+
+    def _watched(self) -> None:
+        """From the loop itself: a gateway whose loop stands still is to be ended."""
+        limit_s = watchdog_s()
+        if limit_s:
+            tell_systemd("WATCHDOG=1")
+            self._alive = self._loop.call_later(limit_s / 3.0, self._watched)
+
+    def _status(self) -> str:
+        gateway = self._process.gateway
+        return f"{len(gateway.live.pools)} pools, {len(gateway.backends)} backends on port {self._process.port}"
+
+
+def watchdog_s() -> float:
+    """How long it may be silent; 0: as long as it likes."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    given = os.environ.get("WATCHDOG_USEC", "")
+    return int(given) / 1e6 if given.isascii() and given.isdigit() else 0.0
+
+
+def tell_systemd(message: str) -> None:
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where:
+        return
+    # An at sign stands for the zero byte of addresses that are no files.
+    address = "\0" + where[1:] if where.startswith("@") else where
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(message.encode(), address)

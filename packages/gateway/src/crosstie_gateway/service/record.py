@@ -22,8 +22,7 @@ from crosstie.core.histogram import Family
 from crosstie.wire.files import EXHAUSTED
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.service.background import BackgroundThread
-from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.service.process import BackgroundThread, Component, GatewayProcess
 from crosstie_gateway.service.trace_file import TraceFile
 
 _WRITE_EVERY_S = 0.25

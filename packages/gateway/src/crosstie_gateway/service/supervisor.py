@@ -25,8 +25,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie_gateway.gateway.notices import Field, Level, Notice
-from crosstie_gateway.service.process import file_stamp
-from crosstie_gateway.service.systemd import say, watchdog_s
+from crosstie_gateway.service.process import file_stamp, tell_systemd, watchdog_s
 from crosstie_gateway.share.board import Board
 
 # A worker that dies is replaced at once, one that dies soon after its start after a while that doubles.
@@ -168,10 +167,10 @@ class Supervisor:
             if not self._announced and not self._stopping and all(worker.ready for worker in self.workers):
                 self._announced = True
                 announce()
-                say(f"READY=1\nSTATUS={len(self.workers)} workers")
+                tell_systemd(f"READY=1\nSTATUS={len(self.workers)} workers")
             now = time.monotonic()
             if watchdog_s():
-                say("WATCHDOG=1")
+                tell_systemd("WATCHDOG=1")
             if now >= check_at:
                 check_at = now + _CHECK_S
                 if file_stamp(self.file) != self._seen and not self._stopping:
@@ -310,7 +309,7 @@ class Supervisor:
 
     def _stop(self, order: bytes = STOP) -> None:
         self._stopping += 1
-        say("STOPPING=1\nSTATUS=draining")
+        tell_systemd("STOPPING=1\nSTATUS=draining")
         self._tell(order if self._stopping == 1 else STOP_NOW)
         # Workers let in who has knocked, and close theirs; a socket that stays open here would let clients wait.
         for listening in self.sockets:

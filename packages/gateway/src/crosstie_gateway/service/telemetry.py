@@ -15,8 +15,7 @@ from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.interfaces import Tracing
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.service.background import BackgroundThread
-from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.service.process import BackgroundThread, Component, GatewayProcess
 from crosstie_gateway.service.request_trace import RequestTrace, random_id
 
 _EXPORT_EVERY_S = 1.0

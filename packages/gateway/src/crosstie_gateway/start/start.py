@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import copy
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,31 @@ import msgspec
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy, Pool, Serving
 from crosstie.wire.files import allow_many_connections
 from crosstie.wire.loops import run_on_loop, settle_memory
-from crosstie_gateway.emulate.fleet import start_emulated
+from crosstie_gateway.batch.api import BatchApi
+from crosstie_gateway.batch.responses import StoredResponses
+from crosstie_gateway.batch.runner import BatchRunner
+from crosstie_gateway.batch.store import BatchStore
+from crosstie_gateway.emulate.fleet import EmulatedChild, start_emulated
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.hosting.hosting import Hosting
 from crosstie_gateway.ledger.places import open_store
 from crosstie_gateway.service.admin_door import AdminDoor
-from crosstie_gateway.service.batches import BatchService, ResponseService
-from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
-from crosstie_gateway.service.discovery import Discovery
-from crosstie_gateway.service.door import OpsDoor
-from crosstie_gateway.service.edge import Edge
+from crosstie_gateway.service.discovery import ClusterDiscovery, NameDiscovery
+from crosstie_gateway.service.edge import Edge, OpsDoor
 from crosstie_gateway.service.kv_events import KvEvents
 from crosstie_gateway.service.ledger import Ledger
 from crosstie_gateway.service.logs import Log, Style
-from crosstie_gateway.service.peers import LearntSharing, PeerSharing
+from crosstie_gateway.service.peers import LearntSharing, PeerSharing, ProviderSpending
 from crosstie_gateway.service.plugins import PluginProcesses
-from crosstie_gateway.service.process import Component, GatewayProcess, check_places
+from crosstie_gateway.service.process import Component, GatewayProcess, Systemd, check_places
 from crosstie_gateway.service.record import TrafficRecorder
-from crosstie_gateway.service.spending import ProviderSpending
 from crosstie_gateway.service.supervisor import Supervisor, WorkerSlot
-from crosstie_gateway.service.systemd import Systemd
 from crosstie_gateway.service.telemetry import Telemetry, wanted
 from crosstie_gateway.service.token_keys import TokenKeys
 from crosstie_gateway.service.tokenizing import TokenizerFiles
@@ -48,6 +47,50 @@ from crosstie_gateway.service.worker import SharedLoad, Worker
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.start.local import CONTEXT, LocalEngine, start_local
 from crosstie_gateway.wire.child import Child, start_crosstie, when_orphaned
+
+# What is kept for clients: --batches FOLDER, --responses FILE
+
+
+class BatchService(Component):
+    """Every worker answers for the folder; one of them runs what is in it."""
+
+    def __init__(self, folder: Path, *, in_flight: int, most_gib: float):
+        self._in_flight = in_flight
+        self._store = BatchStore(folder, int(most_gib * 2**30))
+
+    async def start(self, process: GatewayProcess) -> None:
+        with in_words(f"--batches {self._store.folder}"):
+            await asyncio.to_thread(self._store.index.known)
+        self._api = BatchApi(self._store, process.gateway)
+        self.runner = BatchRunner(self._store, process.gateway, process.server, self._in_flight)
+        process.gateway.context.batches = self._api
+        self.runner.start()
+
+    async def drain(self, within_s: float) -> None:
+        await self.runner.drain(within_s)
+
+    async def stop(self) -> None:
+        await self.runner.stop()
+        await self._api.stop()
+        await asyncio.to_thread(self._store.index.close)
+
+
+class ResponseService(Component):
+    """Every worker reads and writes the file."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._kept = StoredResponses(self._file, process.gateway, process.server.limits)
+        with in_words(f"--responses {self._file}"):
+            await asyncio.to_thread(self._kept.store.rows, "SELECT 1 FROM held")
+        process.gateway.context.responses = self._kept
+
+    async def stop(self) -> None:
+        await self._kept.stop()
+        await asyncio.to_thread(self._kept.store.close)
+
 
 # How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
 _STOP_S = 90.0
@@ -93,39 +136,6 @@ class ServeOptions:
     with_parent: bool = False
 
 
-class Observers:
-    """A gateway's log, from the beginning, its recordings and traces."""
-
-    def __init__(self, options: ServeOptions):
-        record, most_mib, keep = options.record, options.record_max_mib, options.record_keep
-        if record is None and (most_mib is not None or keep is not None):
-            raise BadInput("--record-max-mib and --record-keep go with --record")
-        if options.log_prompts and not options.log_requests:
-            raise BadInput("--log-prompts goes with --log-requests: a prompt is a part of its request's line")
-        limits = {name: value for name, value in (("most_mib", most_mib), ("keep", keep)) if value is not None}
-        self._recorder = TrafficRecorder(record, **limits) if record is not None else None
-        self._otel = options.otel
-        self.log = Log(options.log_format, requests=options.log_requests, prompts=options.log_prompts)
-
-    def of_worker(self, notify: Callable[[str], None]) -> "Observers":
-        """The same for a forked process: notices go by `notify`, lines straight to stderr."""
-        own = copy.copy(self)
-        own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
-        return own
-
-    def components(self) -> list[Component]:
-        parts: list[Component] = [self.log, self._recorder] if self._recorder is not None else [self.log]
-        if self._otel or (self._otel is None and wanted()):
-            try:
-                parts.append(Telemetry())
-            except BadInput as error:
-                if self._otel:
-                    raise
-                # The environment may be that of every program on the machine; this one serves without.
-                self.log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
-        return parts
-
-
 @dataclass(frozen=True, slots=True)
 class Served:
     """A gateway that is ready. `url` ends with /v1; None: it would be, but was not started."""
@@ -149,12 +159,13 @@ def run(
 ) -> bool:  # fmt: skip
     """Serves here until a signal ends it; whether every request was answered. `made`: what serves; `check` refuses
     fleets. Raises CrosstieError."""
-    with _prepared(options, check) as start:
+    with contextlib.ExitStack() as stack:
+        start = _Start(options, check, stack)
         start.made = made
         is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
         if not is_whole:
             sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
-            start.observers.log.notice(Notice("requests_cut_off", "error", sentence))
+            start.log.notice(Notice("requests_cut_off", "error", sentence))
         return is_whole
 
 
@@ -162,51 +173,23 @@ def would_serve(options: ServeOptions, check: Callable[[Fleet], None] = _any) ->
     """What would be served; nothing is started. Raises CrosstieError where it could not be."""
     if options.file is None:
         raise BadInput("--dry-run needs a fleet file")
-    with _prepared(options, check, starts_engines=False) as start:
-        return Served(start.fleet, None, options)
-
-
-@contextlib.contextmanager
-def _prepared(
-    options: ServeOptions, check: Callable[[Fleet], None], *, starts_engines: bool = True
-) -> "Iterator[_Start]":
-    if options.emulate and options.file is None:
-        raise BadInput("--emulate needs a fleet file; `crosstie serve --example > fleet.toml` makes one")
-    if options.speed != 1.0 and not options.emulate:
-        raise BadInput("--speed goes with --emulate: real engines run at their own")
-    observers = Observers(options)
     with contextlib.ExitStack() as stack:
-        stack.callback(observers.log.close)
-        edge = Edge(
-            options.host, options.port, unix=options.unix, unix_mode=options.unix_mode, no_tcp=options.no_tcp,
-            tls_cert=options.tls_cert, tls_key=options.tls_key, tls_client_ca=options.tls_client_ca,
-            grpc=options.grpc,
-        )  # fmt: skip
-        stack.callback(edge.close)
-        door = None
-        if options.admin_port is not None or options.dashboard:
-            door = AdminDoor(
-                options.admin_host, options.admin_port or 0, anywhere=options.admin_anywhere, shown=options.dashboard
-            )
-            stack.callback(door.close)
-        ops = None
-        if options.ops_port is not None:
-            ops = OpsDoor(options.ops_host, options.ops_port)
-            stack.callback(ops.close)
-        catalog, emulated = Catalog(), None
-        if options.file is None:
-            fleet = _local_fleet(stack.enter_context(start_local()))
-        else:
-            fleet = read_fleet(catalog, options.file)
-            if options.emulate and starts_engines:
-                emulated = stack.enter_context(start_emulated(options.file, speed=options.speed))
+        return Served(_Start(options, check, stack, starts_engines=False).fleet, None, options)
 
-        def prepare(read: Fleet) -> Fleet:
-            placed = read if emulated is None else emulated.placed(read)
-            check(placed)
-            return placed if options.policy is None else msgspec.structs.replace(placed, policy=options.policy)
 
-        yield _Start(options, catalog, prepare(fleet), prepare, observers, edge, door, ops)
+def _check_together(options: ServeOptions) -> None:
+    """Raises BadInput for options that others must go with."""
+    for is_wrong, why in (
+        (options.emulate and options.file is None,
+         "--emulate needs a fleet file; `crosstie serve --example > fleet.toml` makes one"),
+        (options.speed != 1.0 and not options.emulate, "--speed goes with --emulate: real engines run at their own"),
+        (options.record is None and (options.record_max_mib, options.record_keep) != (None, None),
+         "--record-max-mib and --record-keep go with --record"),
+        (options.log_prompts and not options.log_requests,
+         "--log-prompts goes with --log-requests: a prompt is a part of its request's line"),
+    ):  # fmt: skip
+        if is_wrong:
+            raise BadInput(why)
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
@@ -227,18 +210,69 @@ def _local_fleet(engine: LocalEngine) -> Fleet:
 
 
 class _Start:
-    """Composes the service, be it one process or several. `prepare` is done to every fleet that is read."""
+    """Composes the service, be it one process or several; what it opens, `stack` closes."""
+
+    made: Callable[..., GatewayProcess] = GatewayProcess
 
     def __init__(
-        self, options: ServeOptions, catalog: Catalog, fleet: Fleet, prepare: Callable[[Fleet], Fleet],
-        observers: Observers, edge: Edge, door: AdminDoor | None, ops: OpsDoor | None,
+        self, options: ServeOptions, check: Callable[[Fleet], None], stack: contextlib.ExitStack, *,
+        starts_engines: bool = True,
     ):  # fmt: skip
-        self.options, self.catalog, self.fleet, self.prepare = options, catalog, fleet, prepare
-        self.observers, self.edge, self.door, self.ops = observers, edge, door, ops
-        self.made: Callable[..., GatewayProcess] = GatewayProcess
+        _check_together(options)
+        self.options, self.check = options, check
+        self.log = Log(options.log_format, requests=options.log_requests, prompts=options.log_prompts)
+        stack.callback(self.log.close)
+        self.edge = Edge(
+            options.host, options.port, unix=options.unix, unix_mode=options.unix_mode, no_tcp=options.no_tcp,
+            tls_cert=options.tls_cert, tls_key=options.tls_key, tls_client_ca=options.tls_client_ca,
+            grpc=options.grpc,
+        )  # fmt: skip
+        self.door: AdminDoor | None = None
+        self.ops: OpsDoor | None = None
+        if options.admin_port is not None or options.dashboard:
+            self.door = AdminDoor(
+                options.admin_host, options.admin_port or 0, anywhere=options.admin_anywhere, shown=options.dashboard
+            )
+        if options.ops_port is not None:
+            self.ops = OpsDoor(options.ops_host, options.ops_port)
+        for opened in (self.edge, self.door, self.ops):
+            if opened is not None:
+                stack.callback(opened.close)
+        self.catalog = Catalog()
+        self.emulated: EmulatedChild | None = None
+        if options.file is None:
+            fleet = _local_fleet(stack.enter_context(start_local()))
+        else:
+            fleet = read_fleet(self.catalog, options.file)
+            if options.emulate and starts_engines:
+                self.emulated = stack.enter_context(start_emulated(options.file, speed=options.speed))
+        self.fleet = self.prepare(fleet)
+
+    def prepare(self, read: Fleet) -> Fleet:
+        """What is done to every fleet that is read."""
+        placed = read if self.emulated is None else self.emulated.placed(read)
+        self.check(placed)
+        policy = self.options.policy
+        return placed if policy is None else msgspec.structs.replace(placed, policy=policy)
+
+    def _observers(self, log: Log) -> list[Component]:
+        options, parts = self.options, list[Component]((log,))
+        if options.record is not None:
+            limits = {"most_mib": options.record_max_mib, "keep": options.record_keep}
+            given = {name: value for name, value in limits.items() if value is not None}
+            parts.append(TrafficRecorder(options.record, **given))
+        if options.otel or (options.otel is None and wanted()):
+            try:
+                parts.append(Telemetry())
+            except BadInput as error:
+                if options.otel:
+                    raise
+                # The environment may be that of every program on the machine; this one serves without.
+                log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
+        return parts
 
     def _process(
-        self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
+        self, log: Log, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
         **shared: Any,
     ) -> GatewayProcess:  # fmt: skip
         plugins: list[Component] = [PluginProcesses(self.options.plugins)] if self.options.plugins else []
@@ -252,8 +286,8 @@ class _Start:
         return self.made(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
-                Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
-                TokenizerFiles(), KvEvents(), TrialsService(), *observers.components(), *plugins, *batches,
+                NameDiscovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
+                TokenizerFiles(), KvEvents(), TrialsService(), *self._observers(log), *plugins, *batches,
                 *doors, *after,
             ],
             **shared,
@@ -272,7 +306,7 @@ class _Start:
             [SharedLoad(board, 0), PeerSharing(board), LearntSharing()] if board is not None else []
         )
         process = self._process(
-            self.observers, Ledger(), shared, [systemd], notify=self.observers.log.notice, board=board,
+            self.log, Ledger(), shared, [systemd], notify=self.log.notice, board=board,
             opened=self.edge.listen,
         )  # fmt: skip
         allow_many_connections()
@@ -291,7 +325,7 @@ class _Start:
         allow_many_connections()
         if self.fleet.state.store is not None:
             open_store(self.fleet.state.store, create=True).close()
-        supervisor = Supervisor(self.options.workers, self._run_worker, self.observers.log.notice)
+        supervisor = Supervisor(self.options.workers, self._run_worker, self.log.notice)
         supervisor.file, supervisor.read = self.options.file, self._read
         supervisor.sockets = self.edge.listen()
         for door in (self.door, self.ops):
@@ -301,11 +335,11 @@ class _Start:
 
     def _run_worker(self, slot: WorkerSlot) -> int:
         """In a process of its own, with a log of its own, since a thread writes it."""
-        observers = self.observers.of_worker(slot.notice)
-        with contextlib.closing(observers.log):
-            return 0 if run_on_loop(self._worker(slot, observers)) else 1
+        own = self.log
+        with contextlib.closing(Log(own.style, requests=own.requests, prompts=own.prompts, notices=slot.notice)) as log:
+            return 0 if run_on_loop(self._worker(slot, log)) else 1
 
-    async def _worker(self, slot: WorkerSlot, observers: Observers) -> bool:
+    async def _worker(self, slot: WorkerSlot, log: Log) -> bool:
         worker = Worker(slot)
         shared: list[Component] = [worker]
         if self.fleet.state.redis is not None and slot.row == 0:
@@ -316,7 +350,7 @@ class _Start:
         # One that comes later must not find an empty store where the others have lost theirs.
         ledger = Ledger(create=False)
         process = self._process(
-            observers, ledger, shared, notify=slot.notice, board=slot.board, row=slot.row, sockets=slot.sockets
+            log, ledger, shared, notify=slot.notice, board=slot.board, row=slot.row, sockets=slot.sockets
         )
         await process.start(self.options.host, self.options.port)
         settle_memory()

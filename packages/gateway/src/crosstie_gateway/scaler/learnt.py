@@ -1,9 +1,14 @@
-"""Traffic of one class, now and soon: the shape of a day at the level seen, with a margin for past errors. No clock:
-every moment is given, in seconds since any midnight."""
+"""What a scaler learns: the traffic of a class, how long starts take, and whether replicas take what the plan says. No
+clock: every moment is given, in seconds since any midnight."""
 
 import math
 
 import msgspec
+
+from crosstie.catalog.loading import LoadingFacts
+from crosstie.core.deployment import Deployment
+from crosstie.host.sizes import LoadPath
+from crosstie.perf.memory import gpu_weight_bytes
 
 DAY_S = 86_400.0
 # How long the level that is believed looks back, and the one that it is held against for a trend.
@@ -14,7 +19,7 @@ _TREND_S = 900.0
 _SURE, _RISE = 2.0, 3.0
 # What forecasts are wrong by before any was checked, as a logarithm's deviation, and how long errors are remembered.
 _FIRST_ERROR, _ERROR_S = 0.05, 6 * 3600.0
-# The share of forecasts that the margin covers is nine in ten.
+# Nine in ten forecasts are within the margin, and nine in ten starts take no longer.
 _DEVIATIONS = 1.28
 _STEP_S = 60.0
 # A class that has been silent is expected to send this at most, and no shape is nothing.
@@ -32,7 +37,8 @@ def shape_at(shape: tuple[float, ...], at_s: float) -> float:
 
 
 class Forecast(msgspec.Struct, kw_only=True):
-    """What is known of a class. `shape`: traffic by equal windows of a day, over its peak."""
+    """A class now and soon: the shape of its day at the level seen, with a margin for past errors. `shape`: traffic by
+    equal windows of a day, over its peak."""
 
     shape: tuple[float, ...] = ()
     # Of the clock that the shape goes by.
@@ -106,3 +112,95 @@ class Forecast(msgspec.Struct, kw_only=True):
     def margin(self) -> float:
         """What is added for how wrong forecasts have been, as a factor."""
         return math.exp(min(_DEVIATIONS * math.sqrt(self.error), math.log(2.0)))
+
+
+# The catalog's word counts as so many starts that were seen, this far apart as a logarithm's deviation.
+_WORTH, _APART = 2.0, 0.3
+# Later starts weigh more: what was seen twenty starts ago counts little.
+_MEMORY = 10.0
+
+
+class StartTime(msgspec.Struct, kw_only=True):
+    """How long a supply's replica takes from being asked for to serving: what the catalog says, corrected by what is
+    seen."""
+
+    mean: float
+    square: float = _APART**2
+    worth: float = _WORTH
+    seen: int = 0
+
+    @classmethod
+    def of(cls, seconds: float) -> "StartTime":
+        return cls(mean=math.log(seconds))
+
+    def see(self, seconds: float) -> None:
+        """A replica serves, so long after it was asked for."""
+        self.seen += 1
+        self.worth = min(self.worth + 1.0, _MEMORY)
+        away = math.log(max(seconds, 1.0)) - self.mean
+        self.mean += away / self.worth
+        self.square += (away * away - self.square) / self.worth
+
+    @property
+    def likely_s(self) -> float:
+        return math.exp(self.mean)
+
+    @property
+    def late_s(self) -> float:
+        """Nine of ten starts take no longer."""
+        return math.exp(self.mean + _DEVIATIONS * math.sqrt(self.square))
+
+
+def start_s(facts: LoadingFacts, deployment: Deployment) -> float:
+    """An engine that compiles and captures anew, with weights on a disk of its host; without the machine itself."""
+    gpus = deployment.parallelism.gpus
+    fixed = facts.cold_start.si + (facts.peer_check.si if gpus > 1 else 0.0)
+    if deployment.accelerator.vendor == "AMD":
+        fixed += facts.first_graphs.si
+    return LoadPath(facts.disk.si, False, fixed, 0.0).load_s(gpu_weight_bytes(deployment) * gpus, gpus)
+
+
+# A verdict takes so many requests and so long: misses come in clusters, and each verdict may move replicas.
+_ENOUGH, _LONG_S = 1000, 900.0
+# The load from which there is a verdict, from which replicas may be found to take more (latencies rise late and
+# steeply), and above which they are simply too few.
+_BUSY, _NEARLY, _FULL = 0.75, 0.92, 1.02
+# How far the share must be from the promise, over what is left to all: up above the first, down below the second.
+# Policies that go for the cheapest use up what targets allow and stay near the promise.
+_MORE, _LESS = 0.6, -1.0
+_UP, _DOWN = 1.02, 0.97
+_LEAST_REACH, _MOST_REACH = 0.5, 1.3
+
+
+class LearntReach(msgspec.Struct, kw_only=True):
+    """Of one class, whether replicas take what the plan says of them, learnt from targets that were kept and missed:
+    nearly full ones that keep nearly all targets take more, emptier ones that miss too many take less."""
+
+    # What replicas take over what the plan says.
+    factor: float = 1.0
+    # Since the last verdict.
+    kept: float = 0.0
+    ended: float = 0.0
+    over_s: float = 0.0
+    load_s: float = 0.0
+
+    def see(self, ended: float, within: float, over_s: float, load: float, promised: float) -> None:
+        """So many requests ended, this share within targets, with replicas at such a load of what they should take;
+        `promised`: the share to be kept."""
+        if not _BUSY <= load <= _FULL:
+            return
+        self.ended += ended
+        self.kept += ended * within
+        self.over_s += over_s
+        self.load_s += load * over_s
+        if self.ended < _ENOUGH or self.over_s < _LONG_S:
+            return
+        share, room, usual = self.kept / self.ended, 1.0 - promised, self.load_s / self.over_s
+        self.kept = self.ended = self.over_s = self.load_s = 0.0
+        if usual >= _NEARLY and share > promised + _MORE * room:
+            self.factor = min(self.factor * _UP, _MOST_REACH)
+        elif share < promised + _LESS * room:
+            self.factor = max(self.factor * _DOWN, _LEAST_REACH)
+        elif share >= promised and self.factor < 1.0:
+            # What a shortage taught fades while the promise is kept: such a policy never shows more than that.
+            self.factor = min(self.factor * _UP, 1.0)
