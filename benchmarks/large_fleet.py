@@ -102,12 +102,12 @@ def sharing(keys: list[str], peers: int) -> dict[str, float]:
     told.replicas(keys)
     cells = board.cells(keys, 0)
     for cell in cells.values():
-        cell.write(12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0)
+        cell.write((12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0, inf, 0.0, -inf))
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(PeerReport).decode
 
     def tell() -> bytes:
         for cell in cells.values():
-            cell.write(12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0)
+            cell.write((12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0, inf, 0.0, -inf))
         return encode(told.news(False, 0))
 
     message = tell()

@@ -17,16 +17,39 @@ _WORDS: Final = {
 }
 
 
+# What a worker tells others of a replica, in this order. An urgency is one over the tightest target there, 0 without.
+LOAD_FIELDS: Final = (
+    "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate", "rate_at",
+    "ttft_urgency", "tpot_urgency", "head_at", "head_tokens", "first_at",
+)  # fmt: skip
+SharedLoad = tuple[float, ...]
+
+
+def combined(loads: list[SharedLoad], now: float) -> SharedLoad:
+    """What several have on a replica together, its rate as of now."""
+    in_flight = waiting = waiting_tokens = held = decoding = rate = ttft_urgency = tpot_urgency = head_tokens = 0.0
+    head_at, first_at = inf, -inf
+    for load in loads:
+        in_flight += load[0]
+        waiting += load[1]
+        waiting_tokens += load[2]
+        held += load[3]
+        decoding += load[4]
+        rate += load[5] * exp(-max(now - load[6], 0.0) / RATE_S)
+        ttft_urgency, tpot_urgency = max(ttft_urgency, load[7]), max(tpot_urgency, load[8])
+        if load[1] and load[9] < head_at:
+            head_at, head_tokens = load[9], load[10]
+        first_at = max(first_at, load[11])
+    counts = (in_flight, waiting, waiting_tokens, held, decoding, rate, now)
+    return (*counts, ttft_urgency, tpot_urgency, head_at, head_tokens, first_at)
+
+
 class Cell(Protocol):
     """Where the workers and peers that share a replica write what they have there, and read what the others wrote."""
 
-    def write(
-        self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
-        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float, head_at: float = inf,
-        head_tokens: float = 0.0, first_at: float = -inf,
-    ) -> None: ...  # fmt: skip
+    def write(self, load: SharedLoad) -> None: ...
 
-    def read(self) -> list[tuple[float, ...]]: ...
+    def read(self) -> list[SharedLoad]: ...
 
     def tell(self, **common: float) -> None: ...
 
@@ -57,9 +80,6 @@ class LoadElsewhere:
         # How often that is looked at, and when it is due again.
         self.every_s = 0.0
         self._due = -inf
-        self._clear()
-
-    def _clear(self) -> None:
         self.in_flight = self.waiting = 0
         self.waiting_tokens = self.held_tokens = self.decoding_tokens = 0.0
         self.prompt_rate = self.rate_at = self.busy_until = 0.0
@@ -86,38 +106,13 @@ class LoadElsewhere:
         if cell is None:
             return False
         before = (self.in_flight, self.waiting, self.held_tokens)
-        self._clear()
-        self.rate_at = now
+        load = combined(cell.read(), now)
         self.busy_until = cell.busy_until
-        ttft_urgency = tpot_urgency = 0.0
-        for (
-            in_flight,
-            waiting,
-            queued,
-            held,
-            decoding,
-            rate,
-            rate_at,
-            ttft,
-            tpot,
-            head_at,
-            tokens,
-            first_at,
-        ) in cell.read():
-            self.in_flight += int(in_flight)
-            self.waiting += int(waiting)
-            self.waiting_tokens += queued
-            self.held_tokens += held
-            self.decoding_tokens += decoding
-            self.prompt_rate += rate * exp(-max(now - rate_at, 0.0) / RATE_S)
-            ttft_urgency, tpot_urgency = max(ttft_urgency, ttft), max(tpot_urgency, tpot)
-            if waiting and head_at < self.head_started:
-                self.head_started, self.head_tokens = head_at, tokens
-            self.last_first_at = max(self.last_first_at, first_at)
-        if ttft_urgency > 0.0:
-            self.strictest_ttft_s = 1.0 / ttft_urgency
-        if tpot_urgency > 0.0:
-            self.strictest_tpot_s = 1.0 / tpot_urgency
+        self.in_flight, self.waiting, self.waiting_tokens = int(load[0]), int(load[1]), load[2]
+        self.held_tokens, self.decoding_tokens, self.prompt_rate, self.rate_at = load[3], load[4], load[5], now
+        self.strictest_ttft_s = 1.0 / load[7] if load[7] > 0.0 else inf
+        self.strictest_tpot_s = 1.0 / load[8] if load[8] > 0.0 else inf
+        self.head_started, self.head_tokens, self.last_first_at = load[9], load[10], load[11]
         return before != (self.in_flight, self.waiting, self.held_tokens)
 
     def prompt_rate_at(self, now: float) -> float:
@@ -172,9 +167,11 @@ class ReplicaLoad:
             return
         ttft_s, tpot_s = self.strictest()
         cell.write(
-            self.in_flight, self.waiting, self.waiting_tokens, self.held_tokens, self.decoding_tokens,
-            self.prompt_rate, self.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
-            self.head_started, self.head_tokens, self.last_first_at,
+            (
+                float(self.in_flight), float(self.waiting), self.waiting_tokens, self.held_tokens,
+                self.decoding_tokens, self.prompt_rate, self.rate_at, 1.0 / max(ttft_s, 1e-9),
+                1.0 / max(tpot_s, 1e-9), self.head_started, self.head_tokens, self.last_first_at,
+            )
         )  # fmt: skip
 
 
