@@ -12,11 +12,10 @@ from typing import Final
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
-from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
+from crosstie.route.corrections import Observations, OnlineCorrection, Scatter, log_ratio
 from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
-from crosstie.route.observed import Observations
 from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.session import LiveSession
 from crosstie.route.sessions import LiveSessions
@@ -396,7 +395,7 @@ class Replica(ReplicaLoad):
         if ask.prefix:
             self.prefixes.add(ask.prefix)
             if self.pool.observations is not None:
-                self.pool.observations.was_sent(self.key, ask.prefix)
+                self.pool.observations.sent.append((self.key, ask.prefix))
         if self.held is not None and ask.tokens is not None:
             self.held.expect(ask.tokens, ask.cache_tenant)
         if (ask.prefix or ask.session is not None) and self.pool.side != "prefill":
@@ -575,7 +574,7 @@ class Flight:
         error = log_ratio(whole_s, max(self.prediction.ttft_s, self.prediction.ttft_limit_s), _TTFT_GUARD_S)
         replica.learn_first(ratio, error, self.ahead_tokens, observed, now)
         if replica.pool.observations is not None:
-            replica.pool.observations.saw_first(replica.key, ratio, error, self.ahead_tokens, observed)
+            replica.pool.observations.first.append((replica.key, ratio, error, self.ahead_tokens, observed))
 
     def end(
         self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool
@@ -597,7 +596,8 @@ class Flight:
             ask.class_name, ask.model, output_tokens=output_tokens, input_tokens=counted, prompt_bytes=ask.prompt_bytes
         )
         if pool.observations is not None:
-            pool.observations.saw_lengths(ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
+            lengths = (ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
+            pool.observations.lengths.append(lengths)
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
         known_output = float(output_tokens) if output_tokens else ask.output_tokens
@@ -637,7 +637,7 @@ class Flight:
         there = 0.5 * (self.in_flight + replica.in_flight + replica.elsewhere.in_flight + 1)
         replica.learn_decode(ratio, error, there, tpot_s, now)
         if replica.pool.observations is not None:
-            replica.pool.observations.saw_decode(replica.key, ratio, error, there, tpot_s)
+            replica.pool.observations.decoded.append((replica.key, ratio, error, there, tpot_s))
         return tpot_s if self.seen else None
 
     def _leave_queue(self) -> None:
