@@ -112,17 +112,23 @@ def replica_dropped(replica: Replica, now: float, exclude: Collection[str]) -> s
     return None
 
 
-def available(pool: LivePool, now: float, exclude: Collection[str], panic: bool = False) -> list[Replica]:
+def may_take(replica: Replica, now: float, exclude: Collection[str], panic: bool) -> bool:
+    """Whether it may be sent a request now; one of a large pool is brought up to this moment."""
+    if not replica.up and not (panic and replica.suspected):
+        return False
+    if replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
+        return False
+    if replica.pool.holders is not None:
+        if replica.elsewhere.is_news(now):
+            replica.read_elsewhere(now)
+        if now >= replica.fresh_until:
+            replica.advance(now)
+    return replica.in_flight < replica.view.limit and replica.busy_until <= now
+
+
+def available(pool: LivePool, now: float, exclude: Collection[str], panic: bool) -> list[Replica]:
     """Replicas that may be sent a request now; `panic`: those that are only suspected as well."""
-    return [
-        replica
-        for replica in pool.replicas
-        if (replica.up or (panic and replica.suspected))
-        and not replica.draining
-        and replica.busy_until <= now
-        and replica.in_flight < replica.view.limit
-        and not (exclude and replica.key in exclude)
-    ]
+    return [replica for replica in pool.replicas if may_take(replica, now, exclude, panic)]
 
 
 def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) -> Decision:

@@ -55,7 +55,7 @@ class LearntSpeed(Speed):
         if now < load.external_until:
             in_flight += load.external_running + load.external_waiting
             queued += load.external_waiting * self.typical_input
-        # One segment that never ends: see `route.speed.estimate`.
+        # One segment that never ends: see `route.speed.first_token_s`.
         view.before_s = 0.0
         view.none_s, view.slope_low = self.ttft.intercept, self.ttft.slope
         view.eighth = view.room = ENDLESS

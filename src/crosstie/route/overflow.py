@@ -16,7 +16,7 @@ from crosstie.route.cheapest import Best, LatencyLimits, best_of, limits_of
 from crosstie.route.decision import Decision, a_million
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool
-from crosstie.route.policy import Around, Query, Rated, RoutingPolicy
+from crosstie.route.policy import Around, Query, Rated
 from crosstie.route.speed import Speed
 from crosstie.route.spending import Spending
 
@@ -51,11 +51,6 @@ class PricedPool(LivePool):
     def refusal(self, ask: Ask, now: float) -> str | None:
         """In words, the spending limit that a request may break; None: none."""
         return None if self.spending is None else self.spending.refusal(self.most_usd(ask), now)
-
-
-def with_overflow(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
-    """The policy itself, where nothing is bought by the token."""
-    return Overflow(policy) if fleet.buys else policy
 
 
 class Overflow(Around):

@@ -17,7 +17,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered, Decision
 from crosstie.route.filters import available, fitting, pool_dropped, refused, replica_dropped
 from crosstie.route.live import LiveFleet, LivePool, Replica
-from crosstie.route.speed import Prediction, estimate
+from crosstie.route.speed import Prediction, first_token_s
 
 # Names that are found as quickly one after the other.
 _FEW: Final = 8
@@ -150,7 +150,8 @@ def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     if ask.prefix or ask.tokens is not None or ask.under_way is not None:
         cached = replica.cached_tokens(ask, fleet.lengths.block_tokens(ask.model))
     new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
-    raw_ttft_s, raw_tpot_s = estimate(view, pool.speed, new, cached, ask.input_tokens + 0.5 * output, output)
+    raw_ttft_s = first_token_s(view, pool.speed, new, cached, output)
+    raw_tpot_s = (view.step_s + (ask.input_tokens + 0.5 * output) * pool.speed.per_cached) * view.stretch
     return Prediction(
         ttft_s=raw_ttft_s * view.ttft_factor + view.late_s,
         tpot_s=raw_tpot_s * view.tpot_factor,

@@ -119,15 +119,6 @@ class Prediction:
         return self.ttft_s + max(output_tokens - 1.0, 0.0) * self.tpot_s
 
 
-def estimate(
-    view: View, speed: Speed, new_tokens: float, cached_tokens: float, context: float, output_tokens: float
-) -> tuple[float, float]:
-    """TTFT and TPOT in raw seconds: the factors of the view, and by how much its queue is late, are still to be
-    applied."""
-    ttft_s = first_token_s(view, speed, new_tokens, cached_tokens, output_tokens)
-    return ttft_s, (view.step_s + context * speed.per_cached) * view.stretch
-
-
 def first_token_s(view: View, speed: Speed, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
     """Raw seconds to the first token.
 
