@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from crosstie_gateway.gateway.fields import ABSENT, AnswerFields, decode_parts
+from crosstie_gateway.gateway.fields import ABSENT, AnswerFields, decode_any, decode_parts, readable
 
 _ABSENT: Final = ABSENT
 # With a value: engines also write that there is none. In a text the quotes would be escaped.
@@ -27,10 +27,10 @@ def oddity(path: str, content: bytes, answer: AnswerFields | None) -> tuple[str,
         # What nearly every answer is.
         return "", 0
     if _ERROR.search(content):
-        try:
-            error = decode_parts(content).get("error")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parts = readable(decode_parts, content)
+        if parts is None:
             return "with something else than JSON", 0
+        error = parts.get("error")
         if error is not None:
             status = _status(bytes(error))
             return ("", status) if status in _CLIENTS else ("with an error, and the status of success", 0)
@@ -44,10 +44,7 @@ def _is_absent(value: msgspec.Raw) -> bool:
 
 
 def _status(error: bytes) -> int:
-    try:
-        said = msgspec.json.decode(error)
-    except (msgspec.DecodeError, RecursionError):
-        return 0
+    said = readable(decode_any, error)
     code = said.get("code", said.get("status")) if isinstance(said, dict) else None
     return int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal() and len(code) == 3) else 0
 

@@ -28,6 +28,7 @@ from crosstie_gateway.gateway.fields import (
     decode_models,
     decode_name,
     decode_parts,
+    readable,
 )
 from crosstie_gateway.wire.multipart import FormPart, read_form
 from crosstie_gateway.wire.outline import Outline, left_out, next_left_out
@@ -347,6 +348,7 @@ Usage = tuple[int, int, int]
 def read_answer(answer: bytes) -> AnswerFields | None:
     """What is read of an answer or an event; None: it cannot be read."""
     try:
+        # Every answer: by itself, compiled.
         return _decode_answer(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
@@ -379,8 +381,5 @@ def usage_of_fields(usage: UsageFields) -> Usage | None:
 
 def owner_of_models(answer: bytes) -> str:
     """The owner of the first model in a list, by which engines are known."""
-    try:
-        data = decode_models(answer).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    return data[0].owned_by if data else ""
+    models = readable(decode_models, answer)
+    return models.data[0].owned_by if models is not None and models.data else ""

@@ -1,11 +1,8 @@
 """The choices of an answer that has several: each ends by itself, and the answer when all of them have."""
 
-import msgspec
-
 from crosstie.wire.sse import payloads
-from crosstie_gateway.gateway.fields import decode_chunk, decode_ends
+from crosstie_gateway.gateway.fields import decode_chunk, decode_ends, readable
 
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _CUT = (None, "abort")
 
 
@@ -20,12 +17,9 @@ class Choices:
     def note(self, events: bytes) -> None:
         """Whole events that have come."""
         for payload in payloads(events):
-            try:
-                choices = decode_chunk(payload).choices
-            except _UNREADABLE:
-                # The last word, or an error.
-                continue
-            for choice in choices:
+            chunk = readable(decode_chunk, payload)
+            # What cannot be read is the last word, or an error.
+            for choice in chunk.choices if chunk is not None else ():
                 self._seen.add(choice.index)
                 if choice.finish_reason:
                     self._ended.add(choice.index)
@@ -43,7 +37,5 @@ class Choices:
 
 def has_cut_choice(answer: bytes) -> bool:
     """Whether one of a whole answer's choices was not finished."""
-    try:
-        return any(choice.finish_reason in _CUT for choice in decode_ends(answer).choices)
-    except _UNREADABLE:
-        return False
+    ends = readable(decode_ends, answer)
+    return ends is not None and any(choice.finish_reason in _CUT for choice in ends.choices)

@@ -25,7 +25,7 @@ from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.call import BackendCall
 from crosstie_gateway.gateway.errors import RequestRejected, asked_to_wait_s, without_address
 from crosstie_gateway.gateway.exchange_state import ExchangeState
-from crosstie_gateway.gateway.fields import decode_parts, decode_prefilled
+from crosstie_gateway.gateway.fields import decode_parts, decode_prefilled, readable
 from crosstie_gateway.gateway.relay import WholeRelay
 from crosstie_gateway.gateway.roads import SERVED
 from crosstie_gateway.wire.request import Request
@@ -271,9 +271,8 @@ class LedAttempt(Attempt):
             self._prefilled(leg)
 
     def _prefilled(self, leg: PrefillLeg) -> None:
-        try:
-            answer = decode_prefilled(leg.content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = readable(decode_prefilled, leg.content)
+        if answer is None:
             self.on_prefill_failed(f"{self.who} answered with something else than a JSON object", 502, wrong=True)
             return
         if not self.at_once:
@@ -286,9 +285,10 @@ class LedAttempt(Attempt):
         self.exchange.record.prefill = leg.backend.replica.key
         self.leg = None
         details = answer.usage.prompt_tokens_details if answer.usage is not None else None
-        if details is not None and details.cached_tokens is not None:
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        if type(cached) is int:
             # What it was really spared: so much less is charged.
-            self.flight.prediction = _holding(self.flight.prediction, float(max(details.cached_tokens, 0)))
+            self.flight.prediction = _holding(self.flight.prediction, float(max(cached, 0)))
         if not self.at_once:
             self.sent_at, self.asked_at = self.context.clock, self.context.now()
             super().start()
@@ -382,9 +382,8 @@ class LedAttempt(Attempt):
 
 
 def _without_handover(content: bytes) -> bytes:
-    try:
-        parts = decode_parts(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    parts = readable(decode_parts, content)
+    if parts is None:
         return content
     parts.pop(_NIXL, None)
     return _encode(parts)

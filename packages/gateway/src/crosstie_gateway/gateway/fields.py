@@ -1,7 +1,8 @@
 """The fields of bodies that the gateway decodes. Not compiled: compiled modules lose the annotations that msgspec
 reads."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -67,19 +68,11 @@ class UsageFields(msgspec.Struct):
     input_tokens_details: Any = None
 
 
-class CachedFields(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class PromptUsageFields(msgspec.Struct):
-    prompt_tokens_details: CachedFields | None = None
-
-
 class PrefilledFields(msgspec.Struct):
     """What a prefill engine answers: where to fetch the prompt's cache, and how much of it was there before."""
 
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
-    usage: PromptUsageFields | None = None
+    usage: UsageFields | None = None
 
 
 class ResponseFields(msgspec.Struct):
@@ -150,6 +143,7 @@ class EndsFields(msgspec.Struct):
 
 
 class ModelFields(msgspec.Struct):
+    id: str = ""
     owned_by: str = ""
 
 
@@ -161,6 +155,7 @@ class ModelsFields(msgspec.Struct):
 LooseFields = msgspec.defstruct("LooseFields", [(name, msgspec.Raw, ABSENT) for name in _NAMES])
 
 decode = msgspec.json.Decoder(Fields).decode
+decode_any = msgspec.json.Decoder().decode
 decode_loosely = msgspec.json.Decoder(LooseFields).decode
 decode_name = msgspec.json.Decoder(str | None).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -172,3 +167,13 @@ decode_ends = msgspec.json.Decoder(EndsFields).decode
 decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_models = msgspec.json.Decoder(ModelsFields).decode
 decode_chunks = msgspec.json.Decoder(list[ChunkFields]).decode
+
+T = TypeVar("T")
+
+
+def readable(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """What it says; None: it cannot be read."""
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie_gateway.gateway.body import usage_of_fields
 from crosstie_gateway.gateway.errors import RequestRejected
-from crosstie_gateway.gateway.fields import CachedFields
+from crosstie_gateway.gateway.fields import UsageFields, decode_any, readable
 from crosstie_gateway.gateway.roads import MESSAGES
 from crosstie_gateway.wire.outline import Outline, left_out
 from crosstie_gateway.wire.request import Request
@@ -65,17 +66,11 @@ class ChatChoice(msgspec.Struct):
     stop_reason: str | int | None = None
 
 
-class ChatUsage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-    prompt_tokens_details: CachedFields | None = None
-
-
 class ChatAnswer(msgspec.Struct):
     id: str = ""
     model: str = ""
     choices: list[ChatChoice] = []
-    usage: ChatUsage | None = None
+    usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -301,13 +296,10 @@ def _output(config: BodyPart) -> Json:
     return said
 
 
-def usage_fields(usage: ChatUsage | None) -> Json:
+def usage_fields(usage: UsageFields | None) -> Json:
     """Cached tokens are not among the input tokens there."""
-    if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
-    details = usage.prompt_tokens_details
-    cached = min((details.cached_tokens or 0) if details else 0, usage.prompt_tokens)
-    said = {"input_tokens": usage.prompt_tokens - cached, "output_tokens": usage.completion_tokens or 0}
+    given, made, cached = (usage_of_fields(usage) if usage is not None else None) or (0, 0, 0)
+    said = {"input_tokens": given - cached, "output_tokens": made}
     return {**said, "cache_read_input_tokens": cached} if cached else said
 
 
@@ -349,13 +341,11 @@ def _arguments(function: FunctionFields) -> Any:
 
 def error_message(status: int, answer: bytes) -> bytes:
     """An engine's or the gateway's error, as the other API's clients know it."""
-    said = ""
-    try:
-        error = msgspec.json.decode(answer)
-        if isinstance(error, dict):
-            inner = error.get("error", error)
-            said = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    error, said = readable(decode_any, answer), ""
+    if isinstance(error, dict):
+        inner = error.get("error", error)
+        said = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    elif error is None:
         said = answer.decode(errors="replace")
     kind = _ERRORS.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
     return _encode({"type": "error", "error": {"type": kind, "message": said}})

@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from crosstie.wire.sse import payloads
 from crosstie_gateway.gateway.errors import RequestRejected
-from crosstie_gateway.gateway.fields import decode_named
+from crosstie_gateway.gateway.fields import decode_named, readable
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
@@ -64,8 +62,7 @@ def _id_of(relay: StreamRelay | WholeRelay | None) -> str:
 
 
 def _named(said: bytes) -> str:
-    try:
-        named = decode_named(said)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    named = readable(decode_named, said)
+    if named is None:
         return ""
     return named.response.id if named.response is not None else named.id
