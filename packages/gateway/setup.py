@@ -22,7 +22,7 @@ COMPILED = {
         "route": [
             "adapters", "admission", "ask", "cheapest", "corrections", "decision", "disaggregated", "filters", "held",
             "learnt", "lengths", "live", "load", "modelled", "overflow", "plain", "policy", "prefix",
-            "router", "session", "sessions", "shortlist", "slots", "speed", "spending",
+            "router", "session", "sessions", "shortlist", "speed", "spending",
         ],
         "sim": ["engine", "prefix_cache"],
         "wire": ["client", "sse"],

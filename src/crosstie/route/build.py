@@ -19,10 +19,9 @@ from crosstie.route.disaggregated import ApartSpeed
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Promise, Replica
-from crosstie.route.load import Presence
+from crosstie.route.load import AdapterSlots, Presence
 from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.overflow import PricedPool
-from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import Speed
 
 # Requests of a pool that no class is about.

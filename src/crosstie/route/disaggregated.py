@@ -24,9 +24,7 @@ def choose_prefill(
         if replica.draining or replica.key in exclude or not (replica.up or replica.suspected):
             continue
         replica.advance(now)
-        waiting = replica.waiting_tokens + replica.elsewhere.waiting_tokens
-        if now < replica.external_until:
-            waiting += replica.external_waiting * side.speed.typical_input
+        waiting = replica.total(now, side.speed.typical_input)[4]
         cached = replica.cached_tokens(ask, block_tokens)
         trust = 2.0 if not replica.up else 1.0 if replica.busy_until > now else 0.0
         rank = (trust, waiting + ask.input_tokens - cached, replica.prompt_rate_at(now))
@@ -63,16 +61,7 @@ class ApartSpeed(Speed):
         self.most = float(self.decode.most) * self.decoders
 
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
-        in_flight, held, queued = float(load.in_flight), load.held_tokens, load.waiting_tokens
-        elsewhere = load.elsewhere
-        if elsewhere.in_flight:
-            in_flight += elsewhere.in_flight
-            held += elsewhere.held_tokens
-            queued += elsewhere.waiting_tokens
-        if now < load.external_until:
-            in_flight += load.external_running + load.external_waiting
-            held += load.external_held + load.external_waiting * self.typical_input
-            queued += load.external_waiting * self.typical_input
+        in_flight, _, held, _, queued = load.total(now, self.typical_input)
         if self.beside:
             # Prompts wait there, whoever decodes them, and the next goes where the fewest do.
             queued = min(one.waiting_tokens + one.elsewhere.waiting_tokens for one in self.beside)

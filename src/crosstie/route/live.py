@@ -15,11 +15,10 @@ from crosstie.route.ask import Ask
 from crosstie.route.corrections import Observations, OnlineCorrection, Scatter, log_ratio
 from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
-from crosstie.route.load import RATE_S, ReplicaLoad, Reported
+from crosstie.route.load import RATE_S, AdapterSlots, EngineLoad, ReplicaLoad
 from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.session import LiveSession
 from crosstie.route.sessions import LiveSessions
-from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import ENDLESS, Prediction, Speed, View
 from crosstie.route.spending import Spending
 
@@ -313,7 +312,7 @@ class Replica(ReplicaLoad):
         self.adapters: AdapterSlots | None = None
         # Those whose first token nobody will see, by the moment at which it is assumed.
         self.silent: deque[Flight] = deque()
-        self.reported: Reported | None = None
+        self.reported: EngineLoad | None = None
         self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
         known = pool.speed.cache_tokens < ENDLESS
@@ -368,7 +367,7 @@ class Replica(ReplicaLoad):
     ) -> None:
         """From the engine's own metrics: what it has beyond this worker's, other workers' and peers' requests, believed
         for so long."""
-        self.reported = Reported(running, waiting, kv_used_fraction, now)
+        self.reported = EngineLoad(running, waiting, kv_used_fraction)
         elsewhere, speed = self.elsewhere, self.pool.speed
         elsewhere.read(now)
         beyond = max(running + waiting - self.in_flight - elsewhere.in_flight, 0.0)

@@ -98,24 +98,11 @@ class ModelledSpeed(Speed):
 
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
         """Counts, with external traffic where the engine reports any, as steps."""
-        in_flight = float(load.in_flight)
-        decoding = in_flight - load.waiting
-        held, cached, queued = load.held_tokens, load.decoding_tokens, load.waiting_tokens
+        in_flight, decoding, held, cached, queued = load.total(now, self.typical_input)
         rate = load.prompt_rate * exp((load.rate_at - now) * 0.1)
-        elsewhere = load.elsewhere
-        if elsewhere.in_flight or elsewhere.prompt_rate:
-            in_flight += elsewhere.in_flight
-            decoding += elsewhere.in_flight - elsewhere.waiting
-            held += elsewhere.held_tokens
-            cached += elsewhere.decoding_tokens
-            queued += elsewhere.waiting_tokens
-            rate += elsewhere.prompt_rate_at(now)
+        if load.elsewhere.prompt_rate:
+            rate += load.elsewhere.prompt_rate_at(now)
         if now < load.external_until:
-            decoding += load.external_running
-            in_flight += load.external_running + load.external_waiting
-            cached += load.external_held
-            held += load.external_held + load.external_waiting * self.typical_input
-            queued += load.external_waiting * self.typical_input
             step_s = self.decode[min(int(decoding), self.last)] + cached * self.per_cached_step
             each_s = self.typical_output * step_s * self.steps_per_token
             rate += load.external_running * self.typical_input / each_s

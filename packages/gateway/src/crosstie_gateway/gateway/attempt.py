@@ -11,12 +11,11 @@ from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
-from crosstie_gateway.gateway.answers import lacks_model, oddity
+from crosstie_gateway.gateway.answers import Choices, has_cut_choice, lacks_model, oddity
 from crosstie_gateway.gateway.asks import HINTS
 from crosstie_gateway.gateway.backend import FULL, FULL_S, Backend
 from crosstie_gateway.gateway.body import with_member, with_model, with_usage_requested
 from crosstie_gateway.gateway.call import BackendCall
-from crosstie_gateway.gateway.choices import Choices, has_cut_choice
 from crosstie_gateway.gateway.errors import AttemptFailure, asked_to_wait_s
 from crosstie_gateway.gateway.exchange_state import ExchangeState
 from crosstie_gateway.gateway.relay import COST, StreamRelay, WholeRelay

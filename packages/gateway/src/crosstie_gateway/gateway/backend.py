@@ -5,12 +5,13 @@ import os
 import re
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from crosstie.core.fleet import Pool
 from crosstie.route.live import Replica
+from crosstie.route.load import EngineLoad
 from crosstie.wire.client import Headers, Origin
 from crosstie.wire.fetch import Answer, fetch
 
@@ -194,13 +195,6 @@ class Backend:
             if refused or self.fails >= 2 or self.healthy is None:
                 self.healthy, self.why = False, fault
         self.judge(now)
-
-
-class EngineLoad(NamedTuple):
-    running: float
-    waiting: float
-    # None where the engine does not say.
-    kv_used_fraction: float | None
 
 
 # What follows a name on its line.

@@ -9,7 +9,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
 from crosstie.route.disaggregated import choose_prefill
 from crosstie.route.live import Replica
-from crosstie_gateway.gateway.cors import answers_browser
+from crosstie_gateway.gateway.attempt import OWN_HEADERS
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
@@ -25,6 +25,9 @@ _RESPONSES = "/v1/responses/"
 _BATCHED = ("/v1/files", "/v1/batches")
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
+# What pages of other origins may read of an answer, and how long browsers remember that they may ask.
+_EXPOSED = b"access-control-expose-headers: %b\r\n" % b", ".join((*OWN_HEADERS, b"retry-after"))
+_REMEMBERED_S = 600
 _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -74,6 +77,26 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             _tell(gateway, request, reply, None)
 
     return gateway.front(handle)
+
+
+def answers_browser(origins: tuple[str, ...], request: Request, reply: Reply) -> bool:
+    """Whether it was a browser's preflight (CORS), answered here; other answers will say whether the page may read
+    them. Keys come in headers that a page sets, never in cookies: credentials are not allowed."""
+    origin = request.headers.get(b"origin")
+    if origin is None:
+        return False
+    allowed = "*" in origins or origin.decode("latin-1") in origins
+    if allowed:
+        named = b"*" if "*" in origins else origin
+        reply.lines = b"access-control-allow-origin: %b\r\nvary: origin\r\n%b" % (named, _EXPOSED)
+    if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
+        return False
+    wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+    may = b"access-control-allow-methods: GET, POST\r\naccess-control-allow-headers: %b\r\n" % wanted
+    may += b"access-control-max-age: %d\r\n" % _REMEMBERED_S
+    reply.start(204, may if allowed else b"", 0)
+    reply.end()
+    return True
 
 
 def _count_first(tokenizing: Tokenizing, gateway: Gateway, request: Request, reply: Reply) -> None:

@@ -7,8 +7,8 @@ from math import ceil
 from typing import Final
 
 from crosstie.wire.sse import Events, payloads
+from crosstie_gateway.gateway.answers import Choices
 from crosstie_gateway.gateway.body import Usage, read_answer, usage_in, usage_of
-from crosstie_gateway.gateway.choices import Choices
 from crosstie_gateway.gateway.fields import AnswerFields
 from crosstie_gateway.gateway.seam import Seam
 from crosstie_gateway.gateway.transcript import DONE, Transcript, is_done
