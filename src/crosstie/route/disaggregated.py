@@ -66,13 +66,8 @@ class ApartSpeed(Speed):
             # Prompts wait there, whoever decodes them, and the next goes where the fewest do.
             queued = min(one.waiting_tokens + one.elsewhere.waiting_tokens for one in self.beside)
         prefill, decode = self.prefill, self.decode
-        view.none_s = none_s = prefill.few[0]
-        view.eighth_s = eighth_s = prefill.eighth[0]
-        view.full_s = full_s = (prefill.full if queued else prefill.full_alone)[0]
-        view.room = room = prefill.room[0]
-        view.eighth = eighth = 0.125 * room
-        view.slope_low = (eighth_s - none_s) / eighth
-        view.slope_high = (full_s - eighth_s) / (room - eighth)
+        full_s = (prefill.full if queued else prefill.full_alone)[0]
+        view.steps(prefill.few[0], prefill.eighth[0], full_s, prefill.room[0])
         # Prompts are shared out over the prefill replicas, and over the attention replicas of each.
         view.ahead_tokens = queued / (self.prefillers * prefill.dp)
         more = int((in_flight + 1.0) / self.decoders) + 1
@@ -80,8 +75,7 @@ class ApartSpeed(Speed):
         view.step_s = step_s * decode.steps_per_token + held * self.per_cached
         view.stretch = 1.0
         turnover_s = self.typical_output * view.step_s
-        view.free_tokens = self.cache_tokens - held
-        view.per_free_s = turnover_s / (held if held > 1.0 else 1.0)
+        view.cache(self.cache_tokens - held, held, turnover_s)
         before_s = prefill.request_s + self.moved_s + 0.5 * view.step_s
         if in_flight >= self.most:
             before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s
