@@ -313,6 +313,7 @@ class Replica(ReplicaLoad):
         # Those whose first token nobody will see, by the moment at which it is assumed.
         self.silent: deque[Flight] = deque()
         self.reported: EngineLoad | None = None
+        self.reported_at = -inf
         self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
         known = pool.speed.cache_tokens < ENDLESS
@@ -367,7 +368,7 @@ class Replica(ReplicaLoad):
     ) -> None:
         """From the engine's own metrics: what it has beyond this worker's, other workers' and peers' requests, believed
         for so long."""
-        self.reported = EngineLoad(running, waiting, kv_used_fraction)
+        self.reported, self.reported_at = EngineLoad(running, waiting, kv_used_fraction), now
         elsewhere, speed = self.elsewhere, self.pool.speed
         elsewhere.read(now)
         beyond = max(running + waiting - self.in_flight - elsewhere.in_flight, 0.0)

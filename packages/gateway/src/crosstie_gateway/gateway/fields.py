@@ -24,9 +24,10 @@ class Fields(msgspec.Struct):
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    previous_response_id: str | None = None
+    # Of whatever kind: some engines do not look at them.
+    user: Any = None
+    prompt_cache_key: Any = None
+    previous_response_id: Any = None
     # What a model reads, in the bytes in which it came: of whichever API, since an engine may have all of them.
     messages: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT
@@ -52,10 +53,9 @@ class Fields(msgspec.Struct):
     grammar: msgspec.Raw = ABSENT
 
 
-# Fields that are kept as bytes: where they begin, those a model may only be held to, and all their names.
+# Fields that are kept as bytes: where they begin, and those that a model may only be held to.
 _NAMES = Fields.__struct_fields__
 READ_AT, HELD_TO_AT = _NAMES.index("messages"), _NAMES.index("chat_template")
-RAW = _NAMES[READ_AT:]
 
 
 class UsageFields(msgspec.Struct):
@@ -151,13 +151,9 @@ class ModelsFields(msgspec.Struct):
     data: list[ModelFields] = []
 
 
-# The same fields of whatever kind, and nothing for the others: there may be a hundred thousand.
-LooseFields = msgspec.defstruct("LooseFields", [(name, msgspec.Raw, ABSENT) for name in _NAMES])
-
-decode = msgspec.json.Decoder(Fields).decode
+# Engines take "16" and 16.0 for 16: such requests are counted like others. What neither reads so is refused here.
+decode = msgspec.json.Decoder(Fields, strict=False).decode
 decode_any = msgspec.json.Decoder().decode
-decode_loosely = msgspec.json.Decoder(LooseFields).decode
-decode_name = msgspec.json.Decoder(str | None).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_prefilled = msgspec.json.Decoder(PrefilledFields).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
