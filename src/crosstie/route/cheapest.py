@@ -189,10 +189,6 @@ def _finish_s(best: Best) -> float:
     return best.finish_s
 
 
-def _cost_s(best: Best) -> float:
-    return best.cost_s
-
-
 class _Predicting(RoutingPolicy):
     def _found(self, query: Query, limits: LatencyLimits) -> list[Best]:
         """The best replica of every pool that has room."""
@@ -308,7 +304,7 @@ class CheapestMeetingTarget(_Predicting):
 
     def _going_on(self, bests: list[Best], ask: Ask) -> Decision:
         """A session that was let in is not kept waiting: it comes back in any case."""
-        chosen = min(bests, key=_cost_s)
+        chosen = min(bests, key=lambda best: best.cost_s)
         why = f"least delay to all of {len(bests)}, none within target"
         return Decision("send", why, replica=chosen.replica, prediction=chosen.prediction, told=ask)
 

@@ -361,7 +361,8 @@ class Replica(ReplicaLoad):
     def full(self, now: float, for_s: float) -> None:
         """The engine has refused a request because it has too many."""
         self.busy_until = max(self.busy_until, now + for_s)
-        self.elsewhere.publish_full(now + for_s)
+        if self.elsewhere.cell is not None:
+            self.elsewhere.cell.tell(busy_until=now + for_s)
 
     def report(
         self, running: float, waiting: float, kv_used_fraction: float | None, now: float, lasts_s: float = 5.0

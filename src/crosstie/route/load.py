@@ -87,11 +87,6 @@ class LoadElsewhere:
         # As of the replica's own, below: the first that waits of all, and when any last got its first token.
         self.head_started, self.head_tokens, self.last_first_at = inf, 0.0, -inf
 
-    def publish_full(self, until: float) -> None:
-        """The engine has refused a request because it has too many."""
-        if self.cell is not None:
-            self.cell.tell(busy_until=until)
-
     def is_news(self, now: float) -> bool:
         """Whether others have written since it was last read, as far as it is time to look."""
         cell = self.cell

@@ -104,11 +104,14 @@ class RoutingPolicy(ABC):
             if pool.pool.loading is not None and pool.pool.model != ask.model:
                 # Of a pool that hosts many models, only the one that is asked for is of interest.
                 continue
-            why = pool_dropped(pool, ask, pool in query.pools)
+            why, joules = pool_dropped(pool, ask, pool in query.pools), None
             best = self.best(query, pool) if why is None else None
             if why is None and best is None:
                 dropped = {str(replica_dropped(replica, query.now, query.exclude)) for replica in pool.replicas}
                 why = "; ".join(sorted(dropped))
+            if best is not None and pool.watts:
+                cached = best.predicted.cached_tokens
+                joules = pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
             found.append(
                 Considered(
                     pool=pool.name,
@@ -117,7 +120,7 @@ class RoutingPolicy(ABC):
                     dropped=best.dropped if best else why,
                     score=best.score if best else None,
                     planned=pool.name in planned,
-                    joules=_joules(pool, best.predicted, ask) if best and pool.watts else None,
+                    joules=joules,
                 )
             )
         return found
@@ -137,11 +140,6 @@ class Around(RoutingPolicy):
 
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         return self.own.score(replica, predicted, ask)
-
-
-def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
-    cached = predicted.cached_tokens
-    return pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
 
 
 def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:

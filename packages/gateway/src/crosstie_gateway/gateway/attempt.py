@@ -171,7 +171,9 @@ class Attempt(BackendCall):
         headers, head = request.headers, request.head
         forwarded = head.forwarded if head is not None else None
         if forwarded is None:
-            forwarded = _forwarded(headers)
+            # The lines of a client's head that any backend gets.
+            lines = [b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in _NOT_FORWARDED]
+            forwarded = b"".join(lines)
             if head is not None:
                 head.forwarded = forwarded
         lines = [b"POST ", self._target(backend), b" HTTP/1.1\r\n", backend.host_line, forwarded]
@@ -413,8 +415,3 @@ class Attempt(BackendCall):
         # An adapter's load goes on for others.
         self.loading = None
         self.hang_up()
-
-
-def _forwarded(headers: dict[bytes, bytes]) -> bytes:
-    """The lines of a client's head that any backend gets."""
-    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in _NOT_FORWARDED])

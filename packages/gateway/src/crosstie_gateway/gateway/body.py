@@ -37,8 +37,6 @@ _SEVERAL: Final = re.compile(rb'\[\s*["\[]')
 _LONG: Final = 2**18
 # How much of an outline is searched for pictures; later ones are charged as text.
 _SEARCHED: Final = 2**18
-# Values up to this long are copied sooner than looked into.
-_SHORT: Final = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
 _MOST_TOKENS: Final = 10**9
 # Fields of a form that are read here: of two, an engine might read the other.
@@ -144,7 +142,7 @@ class RequestBody:
             if given is _ABSENT:
                 continue
             is_chat = given is messages
-            if not len(given) or (is_chat and not marked) or not _is_list(given):
+            if not len(given) or (is_chat and not marked) or memoryview(given)[:1] != b"[":
                 continue
             said = bytes(given)
             parts.append(said)
@@ -214,12 +212,6 @@ def read_form_body(request: Request) -> RequestBody:
 def _name(value: object) -> str | None:
     """What is no text names nothing."""
     return value if isinstance(value, str) else None
-
-
-def _is_list(value: msgspec.Raw) -> bool:
-    if len(value) < _SHORT:
-        return bytes(value)[:1] == b"["
-    return bytes(memoryview(value)[:1]) == b"["
 
 
 def _restored(name: str | None, body: bytes) -> str | None:

@@ -156,15 +156,12 @@ class Gateway:
                 check_room(self.catalog, pool)
         return ways
 
-    def _load_adapters(self) -> None:
-        if self.live.adapters and self.context.adapters is None:
-            self.context.adapters = loader = AdapterLoader(self.loop, self.now, self.speed, self.notify)
-            self.metrics.sources.append(loader.families)
-
     def _connect(self) -> None:
         """A backend for each replica, those that were there before as they are."""
         self.metrics.expect(self.live.fleet)
-        self._load_adapters()
+        if self.live.adapters and self.context.adapters is None:
+            self.context.adapters = loader = AdapterLoader(self.loop, self.now, self.speed, self.notify)
+            self.metrics.sources.append(loader.families)
         self.live.sessions.let_go = self.context.keeper.let_go
         now, kept = self.now(), set()
         for replica in self.live.replicas():

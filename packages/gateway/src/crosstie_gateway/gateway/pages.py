@@ -280,7 +280,7 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
             "modalities": sorted(ask.modalities),
         },
         "considered": [
-            _considered(considered, names) | _of_late(gateway, considered)
+            _considered(gateway, considered, names)
             for considered in decision.considered
             if guard is None or guard.may_see(key_id, considered.pool)
         ],
@@ -339,8 +339,8 @@ def _names(gateway: Gateway) -> dict[str, str]:
     }
 
 
-def _considered(considered: Considered, names: dict[str, str]) -> dict[str, object]:
-    seen = considered.prediction
+def _considered(gateway: Gateway, considered: Considered, names: dict[str, str]) -> dict[str, object]:
+    seen, counts = considered.prediction, gateway.metrics.pools.get(considered.pool)
     return {
         "pool": considered.pool,
         "replica": None if considered.backend is None else names[considered.backend],
@@ -356,13 +356,9 @@ def _considered(considered: Considered, names: dict[str, str]) -> dict[str, obje
             "cached_tokens": seen.cached_tokens,
             "joules": considered.joules,
         },
+        # What the pool's last requests saw, beside what was predicted of each at its own moment.
+        "of_late": counts.of_late() if counts is not None else None,
     }
-
-
-def _of_late(gateway: Gateway, considered: Considered) -> dict[str, object]:
-    """What the pool's last requests saw, beside what was predicted of each at its own moment."""
-    counts = gateway.metrics.pools.get(considered.pool)
-    return {"of_late": counts.of_late() if counts is not None else None}
 
 
 _PAGES: dict[str, Page] = {
