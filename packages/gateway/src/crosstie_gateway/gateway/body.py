@@ -142,7 +142,7 @@ class RequestBody:
             if given is _ABSENT:
                 continue
             is_chat = given is messages
-            if not len(given) or (is_chat and not marked) or memoryview(given)[:1] != b"[":
+            if not len(given) or (is_chat and not marked) or bytes(memoryview(given)[:1]) != b"[":
                 continue
             said = bytes(given)
             parts.append(said)

@@ -207,18 +207,18 @@ class Exchange(ExchangeState):
                 context.metrics.retries[pool] += 1
                 self.send(decision)
                 return
-            if decision.outcome == "wait" and decision.refusal == "cold":
-                # Its model was only there: it is loaded elsewhere, and this one waits for that like any other.
+            cold = decision.refusal == "cold"
+            if decision.outcome == "wait" and (cold or attempt.flight.spending is not None):
+                # Its model was only there, and is loaded elsewhere; or it was to be bought only because the fleet is
+                # full. It waits for that like any other.
                 context.metrics.retries[pool] += 1
-                self.ask.cold, self.attempt = True, None
-                self.wait(now)
-                return
-            if decision.outcome == "wait" and attempt.flight.spending is not None:
-                # It was to be bought only because the fleet is full, and waits for that like any other.
-                context.metrics.retries[pool] += 1
-                if wrong:
-                    self._blame()
-                self.ask.tried, self.attempt = self.tried, None
+                if cold:
+                    self.ask.cold = True
+                else:
+                    self.ask.tried = self.tried
+                    if wrong:
+                        self._blame()
+                self.attempt = None
                 self.wait(now)
                 return
         able = not failure.code and (fault or status in (429, 503)) and self.broke < MOST_BROKEN

@@ -12,6 +12,7 @@ from crosstie.route.live import Replica
 from crosstie_gateway.gateway.attempt import OWN_HEADERS
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.gateway.guard import Guard
 from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie_gateway.gateway.messages import COUNT_TOKENS, chat_for, error_message
 from crosstie_gateway.gateway.record import RequestRecord
@@ -61,15 +62,7 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             if gateway.ops_apart:
                 reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
                 return
-            try:
-                guard = gateway.context.guard
-                if path == "/metrics" and guard is not None:
-                    # They name backends, teams and their spending: not for all who have keys.
-                    guard.may_explain(guard.known(request), "metrics")
-            except RequestRejected as refused:
-                _refuse(request, reply, refused)
-            else:
-                _watched(gateway, request, reply)
+            _watched(gateway, request, reply, gateway.context.guard)
             return
         if path in _COUNTING and gateway.context.tokenizing is not None:
             _count_first(gateway.context.tokenizing, gateway, request, reply)
@@ -133,20 +126,27 @@ def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
     def handle(request: Request, reply: Reply) -> None:
         path = tidy_path(request)
         if path in OPS:
-            _watched(gateway, request, reply)
+            _watched(gateway, request, reply, None)
         else:
             reply.send(404, error_body(404, f"there is no {path}; here are {', '.join(OPS)}", "not_found"))
 
     return handle
 
 
-def _watched(gateway: Gateway, request: Request, reply: Reply) -> None:
+def _watched(gateway: Gateway, request: Request, reply: Reply, guard: Guard | None) -> None:
+    """`guard`: of a port that is for clients as well."""
     workers = gateway.context.workers
+    try:
+        if request.path == "/metrics" and guard is not None:
+            # They name backends, teams and their spending: not for all who have keys.
+            guard.may_explain(guard.known(request), "metrics")
+    except RequestRejected as refused:
+        _refuse(request, reply, refused)
+        return
     if request.path == "/metrics" and request.method == "GET" and workers is not None:
         workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
     else:
-        status, body, kind = _page(gateway, request)
-        reply.send(status, body, content_type=kind)
+        _tell(gateway, request, reply, None)
 
 
 def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = None) -> tuple[int, bytes, bytes]:
@@ -158,12 +158,12 @@ def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = Non
     if page is None and path.startswith("/v1/models/"):
         page = _model
     if page is None and path.startswith(_BATCHED):
-        return 404, error_body(404, "no batches here: the gateway was started without --batches", "not_found"), _JSON
+        raise RequestRejected(404, "no batches here: the gateway was started without --batches", "not_found")
     if page is None and counting is None:
-        return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
+        raise RequestRejected(404, f"there is no {path}; the API is under /v1", "not_found")
     wanted = ("POST",) if counting is not None else ("GET", "HEAD")
     if page is None or method not in wanted:
-        return 405, error_body(405, f"{path} takes {wanted[0]}", "method_not_allowed"), _JSON
+        raise RequestRejected(405, f"{path} takes {wanted[0]}", "method_not_allowed")
     return page(gateway, request)
 
 
@@ -221,7 +221,7 @@ def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     name = unquote(request.path.removeprefix("/v1/models/"))
     listed = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
     if listed is None:
-        return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON
+        raise RequestRejected(404, f"no pool serves '{name}'", "model_not_found")
     return 200, _encode(listed), _JSON
 
 
