@@ -44,10 +44,6 @@ class Ticket:
         # Where it waits; None: it has left.
         self.lane: Lane | None = None
 
-    @property
-    def there(self) -> bool:
-        return self.lane is not None
-
 
 # Those who wait of each tenant, in the order of arrival: dicts, so that whoever leaves is quickly gone.
 Line = dict[Ticket, None]
@@ -95,7 +91,7 @@ class _Lanes:
                 counts[tenant] = counts.get(tenant, 0) + len(line)
         most = max(counts.values())
         lines = [self.in_time.get(one) or self.late[one] for one, count in counts.items() if count == most]
-        return max([next(reversed(line)) for line in lines], key=_number)
+        return max([next(reversed(line)) for line in lines], key=lambda ticket: ticket.number)
 
 
 def _by_session(line: Line) -> Iterable[Ticket]:
@@ -112,10 +108,6 @@ def _by_session(line: Line) -> Iterable[Ticket]:
 def _in_flight(ticket: Ticket) -> int:
     session = ticket.ask.under_way
     return session.in_flight if session is not None else 0
-
-
-def _number(ticket: Ticket) -> int:
-    return ticket.number
 
 
 class WaitingRoom:
@@ -185,17 +177,17 @@ class WaitingRoom:
         else:
             del self._kinds[ticket.kind]
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self.count:
-            self._deadlines = sorted(entry for entry in self._deadlines if entry[2].there)
+            self._deadlines = sorted(entry for entry in self._deadlines if entry[2].lane is not None)
         return True
 
     def tickets(self) -> list[Ticket]:
         """Those who wait."""
-        return [ticket for _, _, ticket in self._deadlines if ticket.there]
+        return [ticket for _, _, ticket in self._deadlines if ticket.lane is not None]
 
     def expired(self, now: float) -> list[Ticket]:
         """Those whose deadline has come; they have left."""
         tickets = []
-        while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].there):
+        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].lane is None):
             ticket = heappop(self._deadlines)[2]
             if self.leave(ticket):
                 tickets.append(ticket)

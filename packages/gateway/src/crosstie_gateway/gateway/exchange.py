@@ -168,9 +168,7 @@ class Exchange(ExchangeState):
     def _failed(
         self, backend: Backend, why: str, *, refused: bool = False, wrong: bool = False, surely: bool = False
     ) -> None:
-        was = backend.replica.up
-        backend.failed(why, self.context.now(), refused=refused, wrong=wrong, surely=surely)
-        if backend.replica.up != was:
+        if backend.failed(why, self.context.now(), refused=refused, wrong=wrong, surely=surely):
             self.context.on_backend_changed(backend)
 
     def on_attempt_failed(self, failure: AttemptFailure) -> None:

@@ -212,9 +212,7 @@ class Gateway:
         for pool in self.live.pools:
             if pool.prefill is prefill:
                 for replica in pool.replicas:
-                    was = replica.up
-                    self.backends[replica.key].judge(now)
-                    if replica.up != was:
+                    if self.backends[replica.key].judge(now):
                         self.backend_changed(self.backends[replica.key])
 
     def exhausted(self) -> None:

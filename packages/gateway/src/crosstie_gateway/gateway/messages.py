@@ -15,7 +15,7 @@ from crosstie_gateway.gateway.body import usage_of_fields
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.fields import UsageFields, decode_any, readable
 from crosstie_gateway.gateway.roads import MESSAGES
-from crosstie_gateway.wire.outline import Outline, left_out
+from crosstie_gateway.wire.outline import left_out
 from crosstie_gateway.wire.request import Request
 
 Json = dict[str, Any]
@@ -81,13 +81,19 @@ _encode = msgspec.json.Encoder().encode
 def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json]:
     """A request of Messages as a chat, and that chat without its long strings. `counting`: it is only counted; else
     they have yet to be filled into the request too. Raises RequestRejected."""
-    body, outline = request.body, request.outline
+    body, outline, left = request.body, request.outline, _MOST_TOOL_INPUT
+
+    def filled(text: bytes) -> bytes:
+        """A tool's input, JSON that becomes a string: its long strings are encoded again, so its size is limited."""
+        nonlocal left
+        left -= len(text) + left_out(text)
+        if left < 0:
+            raise BadInput(f"messages: the inputs of tools have more than {_MOST_TOOL_INPUT >> 20} MiB")
+        return text if outline is None else outline.filled(text, body)[0]
+
     try:
-        if outline is None:
-            chat = chat_of(body, counting=counting)
-        else:
-            # Long strings go over as they are: to decode and encode thirty megabytes would keep everybody waiting.
-            chat = chat_of(outline.text, counting=counting, filled=_ToolInputs(outline, body).filled)
+        # Long strings go over as they are: to decode and encode thirty megabytes would keep everybody waiting.
+        chat = chat_of(body if outline is None else outline.text, counting=counting, filled=filled)
     except BadInput as error:
         raise RequestRejected(400, str(error), "bad_request") from None
     made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
@@ -95,20 +101,6 @@ def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json
         made.body, made.outline = outline.filled(made.body, body)
     made.model, made.peer = request.model, request.peer
     return made, chat
-
-
-class _ToolInputs:
-    """Inputs of tools are JSON that becomes a string: their long strings are encoded again, so their size is
-    limited."""
-
-    def __init__(self, outline: Outline, body: bytes):
-        self._outline, self._body, self._left = outline, body, _MOST_TOOL_INPUT
-
-    def filled(self, text: bytes) -> bytes:
-        self._left -= len(text) + left_out(text)
-        if self._left < 0:
-            raise BadInput(f"messages: the inputs of tools have more than {_MOST_TOOL_INPUT >> 20} MiB")
-        return self._outline.filled(text, self._body)[0]
 
 
 class BodyPart:
