@@ -10,7 +10,8 @@ is its own. It has two methods to write:
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import ClassVar, Final, NamedTuple
+from math import inf
+from typing import ClassVar, Final
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
@@ -39,16 +40,6 @@ class Query:
         self.exclude = exclude if len(exclude) < _FEW else frozenset(exclude)
         # The only replica that is asked for; None: all are.
         self.only: Replica | None = None
-
-
-class Rated(NamedTuple):
-    """The replica that stands for its pool when a decision is explained."""
-
-    score: float
-    replica: Replica
-    predicted: Prediction
-    # In words, the target that it misses, where the policy minds.
-    dropped: str | None
 
 
 class RoutingPolicy(ABC):
@@ -88,17 +79,19 @@ class RoutingPolicy(ABC):
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """What replicas are compared by, smaller being better."""
 
-    def best(self, query: Query, pool: LivePool) -> Rated | None:
+    def best(self, query: Query, pool: LivePool) -> Considered | None:
         """The replica that counts for a pool when a decision is explained; None: none has room."""
-        rated = []
+        least, best = inf, None
         for replica in available(pool, query.now, query.exclude, query.panic):
             predicted = predict(query.fleet, replica, query.ask)
-            rated.append(Rated(self.score(replica, predicted, query.ask), replica, predicted, None))
-        return min(rated, key=lambda one: one.score, default=None)
+            score = self.score(replica, predicted, query.ask)
+            if best is None or score < least:
+                least, best = score, Considered(pool.name, replica.key, predicted, None, score)
+        return best
 
     def _considered(self, query: Query) -> list[Considered]:
         """Every pool of the fleet by its best replica, or by what dropped it."""
-        found, ask = [], query.ask
+        pools, ask = [], query.ask
         planned = query.fleet.guide(ask)
         for pool in query.fleet.pools:
             if pool.pool.loading is not None and pool.pool.model != ask.model:
@@ -106,24 +99,14 @@ class RoutingPolicy(ABC):
                 continue
             why, joules = pool_dropped(pool, ask, pool in query.pools), None
             best = self.best(query, pool) if why is None else None
-            if why is None and best is None:
+            if best is None:
                 dropped = {str(replica_dropped(replica, query.now, query.exclude)) for replica in pool.replicas}
-                why = "; ".join(sorted(dropped))
-            if best is not None and pool.watts:
-                cached = best.predicted.cached_tokens
+                best = Considered(pool.name, None, None, why or "; ".join(sorted(dropped)), None)
+            elif best.prediction is not None and pool.watts:
+                cached = best.prediction.cached_tokens
                 joules = pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
-            found.append(
-                Considered(
-                    pool=pool.name,
-                    backend=best.replica.key if best else None,
-                    prediction=best.predicted if best else None,
-                    dropped=best.dropped if best else why,
-                    score=best.score if best else None,
-                    planned=pool.name in planned,
-                    joules=joules,
-                )
-            )
-        return found
+            pools.append(best._replace(planned=pool.name in planned, joules=joules))
+        return pools
 
 
 class Around(RoutingPolicy):
