@@ -92,7 +92,7 @@ def test_who_waits_for_an_adapter_keeps_nobody_else_waiting() -> None:
     taken = room.take(decide, 0.0)
     assert taken is not None
     assert taken[0] is plain
-    assert stuck.lane is not None
+    assert stuck.there
 
 
 def test_an_explanation_looks_at_every_pool() -> None:

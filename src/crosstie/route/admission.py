@@ -44,6 +44,10 @@ class Ticket:
         # Where it waits; None: it has left.
         self.lane: Lane | None = None
 
+    @property
+    def there(self) -> bool:
+        return self.lane is not None
+
 
 # Those who wait of each tenant, in the order of arrival: dicts, so that whoever leaves is quickly gone.
 Line = dict[Ticket, None]
@@ -177,17 +181,17 @@ class WaitingRoom:
         else:
             del self._kinds[ticket.kind]
         if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self.count:
-            self._deadlines = sorted(entry for entry in self._deadlines if entry[2].lane is not None)
+            self._deadlines = sorted(entry for entry in self._deadlines if entry[2].there)
         return True
 
     def tickets(self) -> list[Ticket]:
         """Those who wait."""
-        return [ticket for _, _, ticket in self._deadlines if ticket.lane is not None]
+        return [ticket for _, _, ticket in self._deadlines if ticket.there]
 
     def expired(self, now: float) -> list[Ticket]:
         """Those whose deadline has come; they have left."""
         tickets = []
-        while self._deadlines and (self._deadlines[0][0] <= now or self._deadlines[0][2].lane is None):
+        while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].there):
             ticket = heappop(self._deadlines)[2]
             if self.leave(ticket):
                 tickets.append(ticket)
