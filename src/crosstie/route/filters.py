@@ -29,11 +29,7 @@ def longest(ask: Ask) -> float:
 def fitting(pools: list[LivePool], ask: Ask) -> list[LivePool]:
     """Pools of the model that could serve it if they had room."""
     needs, pin, modalities = longest(ask), ask.pin, ask.modalities
-    if pin is None and not modalities:
-        live_pools = [pool for pool in pools if needs <= pool.max_context and not pool.draining]
-    else:
-        live_pools = [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)]
-    return live_pools or _barely(pools, ask)
+    return [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)] or _barely(pools, ask)
 
 
 def _may(pool: LivePool, pin: str | None, modalities: frozenset[str]) -> bool:
