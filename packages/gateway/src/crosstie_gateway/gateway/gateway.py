@@ -29,14 +29,13 @@ from crosstie_gateway.gateway.adapters import AdapterLoader
 from crosstie_gateway.gateway.asks import ask_of
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody, read_body, read_form_body, with_model
-from crosstie_gateway.gateway.clients import Clients
 from crosstie_gateway.gateway.cold_start import ColdStarts
 from crosstie_gateway.gateway.context import Context
 from crosstie_gateway.gateway.disaggregated import check_led
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.exchange import Exchange
 from crosstie_gateway.gateway.health import probe, watch
-from crosstie_gateway.gateway.identity import context_of, is_id
+from crosstie_gateway.gateway.identity import Clients, context_of, is_id
 from crosstie_gateway.gateway.interfaces import CountedPrompt, PluginVerdict
 from crosstie_gateway.gateway.messages import error_message
 from crosstie_gateway.gateway.messages_reply import MessagesReply
