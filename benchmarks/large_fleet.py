@@ -102,12 +102,12 @@ def sharing(keys: list[str], peers: int) -> dict[str, float]:
     told.replicas(keys)
     cells = board.cells(keys, 0)
     for cell in cells.values():
-        cell.write(12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0)
+        cell.write((12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0, inf, 0.0, -inf))
     encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(PeerReport).decode
 
     def tell() -> bytes:
         for cell in cells.values():
-            cell.write(12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0)
+            cell.write((12, 2, 1700.0, 11_000.0, 9_000.0, 4000.0, time.monotonic(), 1.0, 20.0, inf, 0.0, -inf))
         return encode(told.news(False, 0))
 
     message = tell()
@@ -135,10 +135,10 @@ def learning(live: LiveFleet, blocks: int = 16) -> dict[str, float]:
         for n in range(count):
             key = keys[n * 7919 % len(keys)]
             base[0] += blocks
-            seen.was_sent(key, tuple(range(base[0], base[0] + blocks)))
-            seen.saw_first(key, 0.1, 0.1, 2000.0, 0.2)
-            seen.saw_decode(key, 0.1, 0.1, 12.0, 0.02)
-            seen.saw_lengths("chat", live.pools[0].pool.model, 200, 1000, 4000)
+            seen.sent.append((key, tuple(range(base[0], base[0] + blocks))))
+            seen.first.append((key, 0.1, 0.1, 2000.0, 0.2))
+            seen.decoded.append((key, 0.1, 0.1, 12.0, 0.02))
+            seen.lengths.append(("chat", live.pools[0].pool.model, 200, 1000, 4000))
         return encode(told.news())
 
     message = tell()

@@ -47,9 +47,9 @@ from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, deployment_of, live_fleet, typical
+from crosstie.route.corrections import Observations
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight
-from crosstie.route.observed import Observations
 from crosstie.route.policies import make_policy
 from crosstie.route.policy import predict
 from crosstie.route.router import Router

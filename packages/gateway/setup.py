@@ -21,8 +21,8 @@ COMPILED = {
         "perf": ["tabulated"],
         "route": [
             "adapters", "admission", "ask", "cheapest", "corrections", "decision", "disaggregated", "filters", "held",
-            "learnt", "lengths", "live", "load", "modelled", "observed", "overflow", "plain", "policy", "prefix",
-            "router", "session", "sessions", "shortlist", "slots", "speed", "spending",
+            "learnt", "lengths", "live", "load", "modelled", "overflow", "plain", "policy", "prefix",
+            "router", "session", "sessions", "shortlist", "speed", "spending",
         ],
         "sim": ["engine", "prefix_cache"],
         "wire": ["client", "sse"],

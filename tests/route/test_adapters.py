@@ -9,9 +9,9 @@ from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import LiveFleet
+from crosstie.route.load import AdapterSlots
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
-from crosstie.route.slots import AdapterSlots
 
 ADAPTERS = (Adapter(name="sql", path="/a/sql"), Adapter(name="legal", path="/a/legal"))
 

@@ -9,7 +9,7 @@ from tests.route.fleets import ask, live, load, pool
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
 from crosstie.route.live import LiveFleet, Promise
-from crosstie.route.policies import POLICIES, make_policy, registry
+from crosstie.route.policies import POLICIES, make_policy
 from crosstie.route.router import Router
 
 _COUNTS = (
@@ -165,8 +165,6 @@ def test_a_pool_s_price_follows_its_speed_over_many_answers_and_at_once() -> Non
 
 def test_policies_are_registered_once_and_by_the_names_of_the_fleet_file() -> None:
     assert tuple(POLICIES) == get_args(Policy)
-    with pytest.raises(ValueError, match="two policies are called 'fastest': Fastest and Fastest"):
-        registry([*POLICIES.values(), POLICIES["fastest"]])
     with pytest.raises(BadInput, match="unknown policy 'slowest'; known: cheapest-meeting-target, fastest"):
         make_policy("slowest")  # type: ignore[arg-type]
 

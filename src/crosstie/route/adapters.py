@@ -10,12 +10,7 @@ from collections.abc import Collection
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import LiveFleet
-from crosstie.route.policy import Around, RoutingPolicy
-
-
-def with_adapters(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
-    """The policy itself, where there are no adapters."""
-    return AdapterAffinity(policy) if fleet.adapters else policy
+from crosstie.route.policy import Around
 
 
 class AdapterAffinity(Around):

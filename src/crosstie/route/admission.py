@@ -95,7 +95,7 @@ class _Lanes:
                 counts[tenant] = counts.get(tenant, 0) + len(line)
         most = max(counts.values())
         lines = [self.in_time.get(one) or self.late[one] for one, count in counts.items() if count == most]
-        return max([next(reversed(line)) for line in lines], key=_number)
+        return max([next(reversed(line)) for line in lines], key=lambda ticket: ticket.number)
 
 
 def _by_session(line: Line) -> Iterable[Ticket]:
@@ -112,10 +112,6 @@ def _by_session(line: Line) -> Iterable[Ticket]:
 def _in_flight(ticket: Ticket) -> int:
     session = ticket.ask.under_way
     return session.in_flight if session is not None else 0
-
-
-def _number(ticket: Ticket) -> int:
-    return ticket.number
 
 
 class WaitingRoom:

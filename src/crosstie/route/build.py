@@ -19,10 +19,9 @@ from crosstie.route.disaggregated import ApartSpeed
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Promise, Replica
-from crosstie.route.load import Presence
+from crosstie.route.load import AdapterSlots, Presence
 from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.overflow import PricedPool
-from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import Speed
 
 # Requests of a pool that no class is about.
@@ -84,7 +83,9 @@ def live_fleet(
     lengths.images = {model: rule for model, rule in rules.items() if rule is not None}
     pools = []
     for (pool, _), speed, mostly in zip(served, speeds, lengths_of, strict=True):
-        live = _kept_or_new(pool, speed, lengths, before.get((pool.name, pool.model)))
+        live = before.get((pool.name, pool.model))
+        if live is None or not _same_deployment(live.pool, pool):
+            live = (PricedPool if pool.token_price is not None else LivePool)(pool, speed, lengths)
         live.adopt(pool, live.speed if isinstance(speed, LearntSpeed) else speed, lengths, *mostly)
         live.price(_watts(catalog, pool), fleet.serving.usd_per_kwh)
         since = float("-inf") if previous is None else now
@@ -151,12 +152,6 @@ def _tightest(targets: Iterable[Target | None]) -> Promise:
 
 def _deviations(target: Target | None) -> float:
     return max(NormalDist().inv_cdf(target.percentile), 0.0) if target is not None else 0.0
-
-
-def _kept_or_new(pool: Pool, speed: Speed, lengths: Lengths, previous: LivePool | None) -> LivePool:
-    if previous is not None and _same_deployment(previous.pool, pool):
-        return previous
-    return PricedPool(pool, speed, lengths) if pool.token_price is not None else LivePool(pool, speed, lengths)
 
 
 def _staff(live: LivePool, fleet: Fleet, lengths: Lengths, since: float) -> None:

@@ -15,10 +15,10 @@ from typing import ClassVar, Final
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.corrections import Scatter
-from crosstie.route.decision import Decision, in_words
+from crosstie.route.decision import Considered, Decision, in_words
 from crosstie.route.filters import available, without_room
 from crosstie.route.live import LivePool, Promise, Replica
-from crosstie.route.policy import Query, Rated, RoutingPolicy
+from crosstie.route.policy import Query, RoutingPolicy
 from crosstie.route.session import LIKELY
 from crosstie.route.shortlist import looked_at, most_held
 from crosstie.route.speed import Prediction, first_token_s
@@ -54,6 +54,10 @@ class Best:
     def __init__(self, replica: Replica, prediction: Prediction, finish_s: float, miss: float, cost_s: float):
         self.replica, self.prediction, self.finish_s, self.miss = replica, prediction, finish_s, miss
         self.cost_s = cost_s
+
+    def sent(self, why: str, ask: Ask, *, meets: bool = False) -> Decision:
+        """The decision to send it there."""
+        return Decision("send", why, replica=self.replica, prediction=self.prediction, meets=meets, told=ask)
 
 
 def limits_of(query: Query) -> LatencyLimits:
@@ -189,10 +193,6 @@ def _finish_s(best: Best) -> float:
     return best.finish_s
 
 
-def _cost_s(best: Best) -> float:
-    return best.cost_s
-
-
 class _Predicting(RoutingPolicy):
     def _found(self, query: Query, limits: LatencyLimits) -> list[Best]:
         """The best replica of every pool that has room."""
@@ -203,13 +203,14 @@ class _Predicting(RoutingPolicy):
                 bests.append(best)
         return bests
 
-    def best(self, query: Query, pool: LivePool) -> Rated | None:
+    def best(self, query: Query, pool: LivePool) -> Considered | None:
         limits = limits_of(query)
         best = best_of(query, pool, limits, self._turn + 1)
         if best is None:
             return None
         predicted, missed = best.prediction, self._missed(best, pool, limits)
-        return Rated(self.score(best.replica, predicted, query.ask), best.replica, predicted, missed)
+        score = self.score(best.replica, predicted, query.ask)
+        return Considered(pool.name, best.replica.key, predicted, missed, score)
 
     def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
         return None
@@ -297,20 +298,12 @@ class CheapestMeetingTarget(_Predicting):
                 same = [best for best in same if best.replica.pool.name in guide] or same
             chosen = min(same, key=_finish_s)
         said = "within target" if meets else "without harm to others, its TTFT lost,"
-        return Decision(
-            "send",
-            f"cheapest {said} of {len(query.pools)} pools",
-            replica=chosen.replica,
-            prediction=chosen.prediction,
-            meets=meets,
-            told=ask,
-        )
+        return chosen.sent(f"cheapest {said} of {len(query.pools)} pools", ask, meets=meets)
 
     def _going_on(self, bests: list[Best], ask: Ask) -> Decision:
         """A session that was let in is not kept waiting: it comes back in any case."""
-        chosen = min(bests, key=_cost_s)
-        why = f"least delay to all of {len(bests)}, none within target"
-        return Decision("send", why, replica=chosen.replica, prediction=chosen.prediction, told=ask)
+        chosen = min(bests, key=lambda best: best.cost_s)
+        return chosen.sent(f"least delay to all of {len(bests)}, none within target", ask)
 
     def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
         if best.miss <= 1.0:
@@ -334,13 +327,7 @@ class CheapestMeetingTarget(_Predicting):
         if (replica.in_flight or replica.elsewhere.in_flight) and (ask.priority < 1 or patient):
             return Decision("wait", lambda: f"none of {count} within target: {in_words(prediction, ask)}")
         said = f"misses least of {count}, none within target" if limits.finish_s == inf else f"soonest of {count}"
-        return Decision(
-            "send",
-            said,
-            replica=chosen.replica,
-            prediction=prediction,
-            told=ask,
-        )
+        return chosen.sent(said, ask)
 
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """US dollars."""
@@ -356,14 +343,7 @@ class Fastest(_Predicting):
         if not bests:
             return without_room(query.pools, query.now, query.exclude)
         chosen = min(bests, key=_finish_s)
-        return Decision(
-            "send",
-            f"soonest to finish of {len(bests)}",
-            replica=chosen.replica,
-            prediction=chosen.prediction,
-            meets=chosen.miss <= 1.0,
-            told=query.ask,
-        )
+        return chosen.sent(f"soonest to finish of {len(bests)}", query.ask, meets=chosen.miss <= 1.0)
 
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """Seconds until its last token."""

@@ -1,8 +1,10 @@
 """What predictions learn from what was delivered: a factor, and how far single requests scatter around it.
 
-Both live in logarithms, so that twice as slow and twice as fast weigh the same, and both forget.
+Both live in logarithms, so that twice as slow and twice as fast weigh the same, and both forget. What one process has
+observed is kept until it is told to others, who learn it as though they had seen it themselves.
 """
 
+from collections import deque
 from math import exp, inf, log, sqrt
 from typing import Final
 
@@ -23,6 +25,8 @@ _SCATTER_LEAST: Final = 0.01
 _SCATTER_GAIN: Final = 0.03
 _SCATTER_FARTHEST: Final = 1.5
 _SCATTER_BELIEVED: Final = 0.2
+# Observations of each kind that are kept until they are told; the oldest are lost, so that a little is not learnt.
+_MOST_UNTOLD: Final = 4096
 
 
 def log_ratio(observed: float, predicted: float, guard: float) -> float:
@@ -113,3 +117,26 @@ class Scatter:
         """The factor that so many deviations above the prediction are; `bounded`: as on a fleet that works."""
         scatter = self._scatter
         return exp(deviations * (min(scatter, _SCATTER_BELIEVED) if bounded else scatter))
+
+
+class Observations:
+    """What this process has seen of replicas and sent there, for other workers and peers."""
+
+    def __init__(self, most: int = _MOST_UNTOLD):
+        # By a replica's key: observed over raw and over corrected prediction, in logarithms; what it depends on, prompt
+        # tokens or requests in flight; and the seconds.
+        self.first: deque[tuple[str, float, float, float, float]] = deque(maxlen=most)
+        self.decoded: deque[tuple[str, float, float, float, float]] = deque(maxlen=most)
+        # By a replica's key: the prefix of a prompt that was sent there.
+        self.sent: deque[tuple[str, tuple[int, ...]]] = deque(maxlen=most)
+        # Class, model, output tokens, input tokens, and bytes of the prompt.
+        self.lengths: deque[tuple[str | None, str, int | None, int | None, int]] = deque(maxlen=most)
+
+    def clear(self) -> None:
+        self.first.clear()
+        self.decoded.clear()
+        self.sent.clear()
+        self.lengths.clear()
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.decoded) + len(self.sent) + len(self.lengths)

@@ -24,9 +24,7 @@ def choose_prefill(
         if replica.draining or replica.key in exclude or not (replica.up or replica.suspected):
             continue
         replica.advance(now)
-        waiting = replica.waiting_tokens + replica.elsewhere.waiting_tokens
-        if now < replica.external_until:
-            waiting += replica.external_waiting * side.speed.typical_input
+        waiting = replica.total(now, side.speed.typical_input)[4]
         cached = replica.cached_tokens(ask, block_tokens)
         trust = 2.0 if not replica.up else 1.0 if replica.busy_until > now else 0.0
         rank = (trust, waiting + ask.input_tokens - cached, replica.prompt_rate_at(now))
@@ -63,27 +61,13 @@ class ApartSpeed(Speed):
         self.most = float(self.decode.most) * self.decoders
 
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
-        in_flight, held, queued = float(load.in_flight), load.held_tokens, load.waiting_tokens
-        elsewhere = load.elsewhere
-        if elsewhere.in_flight:
-            in_flight += elsewhere.in_flight
-            held += elsewhere.held_tokens
-            queued += elsewhere.waiting_tokens
-        if now < load.external_until:
-            in_flight += load.external_running + load.external_waiting
-            held += load.external_held + load.external_waiting * self.typical_input
-            queued += load.external_waiting * self.typical_input
+        in_flight, _, held, _, queued = load.total(now, self.typical_input)
         if self.beside:
             # Prompts wait there, whoever decodes them, and the next goes where the fewest do.
             queued = min(one.waiting_tokens + one.elsewhere.waiting_tokens for one in self.beside)
         prefill, decode = self.prefill, self.decode
-        view.none_s = none_s = prefill.few[0]
-        view.eighth_s = eighth_s = prefill.eighth[0]
-        view.full_s = full_s = (prefill.full if queued else prefill.full_alone)[0]
-        view.room = room = prefill.room[0]
-        view.eighth = eighth = 0.125 * room
-        view.slope_low = (eighth_s - none_s) / eighth
-        view.slope_high = (full_s - eighth_s) / (room - eighth)
+        full_s = (prefill.full if queued else prefill.full_alone)[0]
+        view.steps(prefill.few[0], prefill.eighth[0], full_s, prefill.room[0])
         # Prompts are shared out over the prefill replicas, and over the attention replicas of each.
         view.ahead_tokens = queued / (self.prefillers * prefill.dp)
         more = int((in_flight + 1.0) / self.decoders) + 1
@@ -91,8 +75,7 @@ class ApartSpeed(Speed):
         view.step_s = step_s * decode.steps_per_token + held * self.per_cached
         view.stretch = 1.0
         turnover_s = self.typical_output * view.step_s
-        view.free_tokens = self.cache_tokens - held
-        view.per_free_s = turnover_s / (held if held > 1.0 else 1.0)
+        view.cache(self.cache_tokens - held, held, turnover_s)
         before_s = prefill.request_s + self.moved_s + 0.5 * view.step_s
         if in_flight >= self.most:
             before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s

@@ -29,11 +29,7 @@ def longest(ask: Ask) -> float:
 def fitting(pools: list[LivePool], ask: Ask) -> list[LivePool]:
     """Pools of the model that could serve it if they had room."""
     needs, pin, modalities = longest(ask), ask.pin, ask.modalities
-    if pin is None and not modalities:
-        live_pools = [pool for pool in pools if needs <= pool.max_context and not pool.draining]
-    else:
-        live_pools = [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)]
-    return live_pools or _barely(pools, ask)
+    return [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)] or _barely(pools, ask)
 
 
 def _may(pool: LivePool, pin: str | None, modalities: frozenset[str]) -> bool:
@@ -112,17 +108,23 @@ def replica_dropped(replica: Replica, now: float, exclude: Collection[str]) -> s
     return None
 
 
-def available(pool: LivePool, now: float, exclude: Collection[str], panic: bool = False) -> list[Replica]:
+def may_take(replica: Replica, now: float, exclude: Collection[str], panic: bool) -> bool:
+    """Whether it may be sent a request now; one of a large pool is brought up to this moment."""
+    if not replica.up and not (panic and replica.suspected):
+        return False
+    if replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
+        return False
+    if replica.pool.holders is not None:
+        if replica.elsewhere.is_news(now):
+            replica.read_elsewhere(now)
+        if now >= replica.fresh_until:
+            replica.advance(now)
+    return replica.in_flight < replica.view.limit and replica.busy_until <= now
+
+
+def available(pool: LivePool, now: float, exclude: Collection[str], panic: bool) -> list[Replica]:
     """Replicas that may be sent a request now; `panic`: those that are only suspected as well."""
-    return [
-        replica
-        for replica in pool.replicas
-        if (replica.up or (panic and replica.suspected))
-        and not replica.draining
-        and replica.busy_until <= now
-        and replica.in_flight < replica.view.limit
-        and not (exclude and replica.key in exclude)
-    ]
+    return [replica for replica in pool.replicas if may_take(replica, now, exclude, panic)]
 
 
 def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) -> Decision:

@@ -49,13 +49,8 @@ class LearntSpeed(Speed):
         self._busiest = 4.0
 
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
-        elsewhere = load.elsewhere
-        in_flight = float(load.in_flight + elsewhere.in_flight)
-        queued = load.waiting_tokens + elsewhere.waiting_tokens
-        if now < load.external_until:
-            in_flight += load.external_running + load.external_waiting
-            queued += load.external_waiting * self.typical_input
-        # One segment that never ends: see `route.speed.estimate`.
+        in_flight, _, _, _, queued = load.total(now, self.typical_input)
+        # One segment that never ends: see `route.speed.first_token_s`.
         view.before_s = 0.0
         view.none_s, view.slope_low = self.ttft.intercept, self.ttft.slope
         view.eighth = view.room = ENDLESS

@@ -12,15 +12,13 @@ from typing import Final
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
-from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
+from crosstie.route.corrections import Observations, OnlineCorrection, Scatter, log_ratio
 from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
-from crosstie.route.load import RATE_S, ReplicaLoad, Reported
-from crosstie.route.observed import Observations
+from crosstie.route.load import RATE_S, AdapterSlots, EngineLoad, ReplicaLoad
 from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.session import LiveSession
 from crosstie.route.sessions import LiveSessions
-from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import ENDLESS, Prediction, Speed, View
 from crosstie.route.spending import Spending
 
@@ -314,7 +312,8 @@ class Replica(ReplicaLoad):
         self.adapters: AdapterSlots | None = None
         # Those whose first token nobody will see, by the moment at which it is assumed.
         self.silent: deque[Flight] = deque()
-        self.reported: Reported | None = None
+        self.reported: EngineLoad | None = None
+        self.reported_at = -inf
         self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
         known = pool.speed.cache_tokens < ENDLESS
@@ -362,14 +361,15 @@ class Replica(ReplicaLoad):
     def full(self, now: float, for_s: float) -> None:
         """The engine has refused a request because it has too many."""
         self.busy_until = max(self.busy_until, now + for_s)
-        self.elsewhere.publish_full(now + for_s)
+        if self.elsewhere.cell is not None:
+            self.elsewhere.cell.tell(busy_until=now + for_s)
 
     def report(
         self, running: float, waiting: float, kv_used_fraction: float | None, now: float, lasts_s: float = 5.0
     ) -> None:
         """From the engine's own metrics: what it has beyond this worker's, other workers' and peers' requests, believed
         for so long."""
-        self.reported = Reported(running, waiting, kv_used_fraction, now)
+        self.reported, self.reported_at = EngineLoad(running, waiting, kv_used_fraction), now
         elsewhere, speed = self.elsewhere, self.pool.speed
         elsewhere.read(now)
         beyond = max(running + waiting - self.in_flight - elsewhere.in_flight, 0.0)
@@ -396,7 +396,7 @@ class Replica(ReplicaLoad):
         if ask.prefix:
             self.prefixes.add(ask.prefix)
             if self.pool.observations is not None:
-                self.pool.observations.was_sent(self.key, ask.prefix)
+                self.pool.observations.sent.append((self.key, ask.prefix))
         if self.held is not None and ask.tokens is not None:
             self.held.expect(ask.tokens, ask.cache_tenant)
         if (ask.prefix or ask.session is not None) and self.pool.side != "prefill":
@@ -575,7 +575,7 @@ class Flight:
         error = log_ratio(whole_s, max(self.prediction.ttft_s, self.prediction.ttft_limit_s), _TTFT_GUARD_S)
         replica.learn_first(ratio, error, self.ahead_tokens, observed, now)
         if replica.pool.observations is not None:
-            replica.pool.observations.saw_first(replica.key, ratio, error, self.ahead_tokens, observed)
+            replica.pool.observations.first.append((replica.key, ratio, error, self.ahead_tokens, observed))
 
     def end(
         self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool
@@ -597,7 +597,8 @@ class Flight:
             ask.class_name, ask.model, output_tokens=output_tokens, input_tokens=counted, prompt_bytes=ask.prompt_bytes
         )
         if pool.observations is not None:
-            pool.observations.saw_lengths(ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
+            lengths = (ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
+            pool.observations.lengths.append(lengths)
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
         known_output = float(output_tokens) if output_tokens else ask.output_tokens
@@ -637,7 +638,7 @@ class Flight:
         there = 0.5 * (self.in_flight + replica.in_flight + replica.elsewhere.in_flight + 1)
         replica.learn_decode(ratio, error, there, tpot_s, now)
         if replica.pool.observations is not None:
-            replica.pool.observations.saw_decode(replica.key, ratio, error, there, tpot_s)
+            replica.pool.observations.decoded.append((replica.key, ratio, error, there, tpot_s))
         return tpot_s if self.seen else None
 
     def _leave_queue(self) -> None:

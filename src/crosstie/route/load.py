@@ -17,16 +17,39 @@ _WORDS: Final = {
 }
 
 
+# What a worker tells others of a replica, in this order. An urgency is one over the tightest target there, 0 without.
+LOAD_FIELDS: Final = (
+    "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate", "rate_at",
+    "ttft_urgency", "tpot_urgency", "head_at", "head_tokens", "first_at",
+)  # fmt: skip
+SharedLoad = tuple[float, ...]
+
+
+def combined(loads: list[SharedLoad], now: float) -> SharedLoad:
+    """What several have on a replica together, its rate as of now."""
+    in_flight = waiting = waiting_tokens = held = decoding = rate = ttft_urgency = tpot_urgency = head_tokens = 0.0
+    head_at, first_at = inf, -inf
+    for load in loads:
+        in_flight += load[0]
+        waiting += load[1]
+        waiting_tokens += load[2]
+        held += load[3]
+        decoding += load[4]
+        rate += load[5] * exp(-max(now - load[6], 0.0) / RATE_S)
+        ttft_urgency, tpot_urgency = max(ttft_urgency, load[7]), max(tpot_urgency, load[8])
+        if load[1] and load[9] < head_at:
+            head_at, head_tokens = load[9], load[10]
+        first_at = max(first_at, load[11])
+    counts = (in_flight, waiting, waiting_tokens, held, decoding, rate, now)
+    return (*counts, ttft_urgency, tpot_urgency, head_at, head_tokens, first_at)
+
+
 class Cell(Protocol):
     """Where the workers and peers that share a replica write what they have there, and read what the others wrote."""
 
-    def write(
-        self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
-        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float, head_at: float = inf,
-        head_tokens: float = 0.0, first_at: float = -inf,
-    ) -> None: ...  # fmt: skip
+    def write(self, load: SharedLoad) -> None: ...
 
-    def read(self) -> list[tuple[float, ...]]: ...
+    def read(self) -> list[SharedLoad]: ...
 
     def tell(self, **common: float) -> None: ...
 
@@ -39,13 +62,13 @@ class Cell(Protocol):
     def changed(self) -> bool: ...
 
 
-class Reported(NamedTuple):
+class EngineLoad(NamedTuple):
     """What an engine says of itself."""
 
     running: float
     waiting: float
+    # None where the engine does not say.
     kv_used_fraction: float | None
-    at: float
 
 
 class LoadElsewhere:
@@ -57,20 +80,12 @@ class LoadElsewhere:
         # How often that is looked at, and when it is due again.
         self.every_s = 0.0
         self._due = -inf
-        self._clear()
-
-    def _clear(self) -> None:
         self.in_flight = self.waiting = 0
         self.waiting_tokens = self.held_tokens = self.decoding_tokens = 0.0
         self.prompt_rate = self.rate_at = self.busy_until = 0.0
         self.strictest_ttft_s = self.strictest_tpot_s = inf
         # As of the replica's own, below: the first that waits of all, and when any last got its first token.
         self.head_started, self.head_tokens, self.last_first_at = inf, 0.0, -inf
-
-    def publish_full(self, until: float) -> None:
-        """The engine has refused a request because it has too many."""
-        if self.cell is not None:
-            self.cell.tell(busy_until=until)
 
     def is_news(self, now: float) -> bool:
         """Whether others have written since it was last read, as far as it is time to look."""
@@ -86,38 +101,13 @@ class LoadElsewhere:
         if cell is None:
             return False
         before = (self.in_flight, self.waiting, self.held_tokens)
-        self._clear()
-        self.rate_at = now
+        load = combined(cell.read(), now)
         self.busy_until = cell.busy_until
-        ttft_urgency = tpot_urgency = 0.0
-        for (
-            in_flight,
-            waiting,
-            queued,
-            held,
-            decoding,
-            rate,
-            rate_at,
-            ttft,
-            tpot,
-            head_at,
-            tokens,
-            first_at,
-        ) in cell.read():
-            self.in_flight += int(in_flight)
-            self.waiting += int(waiting)
-            self.waiting_tokens += queued
-            self.held_tokens += held
-            self.decoding_tokens += decoding
-            self.prompt_rate += rate * exp(-max(now - rate_at, 0.0) / RATE_S)
-            ttft_urgency, tpot_urgency = max(ttft_urgency, ttft), max(tpot_urgency, tpot)
-            if waiting and head_at < self.head_started:
-                self.head_started, self.head_tokens = head_at, tokens
-            self.last_first_at = max(self.last_first_at, first_at)
-        if ttft_urgency > 0.0:
-            self.strictest_ttft_s = 1.0 / ttft_urgency
-        if tpot_urgency > 0.0:
-            self.strictest_tpot_s = 1.0 / tpot_urgency
+        self.in_flight, self.waiting, self.waiting_tokens = int(load[0]), int(load[1]), load[2]
+        self.held_tokens, self.decoding_tokens, self.prompt_rate, self.rate_at = load[3], load[4], load[5], now
+        self.strictest_ttft_s = 1.0 / load[7] if load[7] > 0.0 else inf
+        self.strictest_tpot_s = 1.0 / load[8] if load[8] > 0.0 else inf
+        self.head_started, self.head_tokens, self.last_first_at = load[9], load[10], load[11]
         return before != (self.in_flight, self.waiting, self.held_tokens)
 
     def prompt_rate_at(self, now: float) -> float:
@@ -158,6 +148,26 @@ class ReplicaLoad:
         """Prompt tokens a second, decayed."""
         return self.prompt_rate * exp(-max(now - self.rate_at, 0.0) / RATE_S)
 
+    def total(self, now: float, typical_input: float) -> tuple[float, float, float, float, float]:
+        """Own, elsewhere and external: requests in flight, those that decode, and tokens held, decoding and waiting.
+        `typical_input`: prompt tokens of an external request."""
+        in_flight, decoding = float(self.in_flight), float(self.in_flight - self.waiting)
+        held, cached, queued = self.held_tokens, self.decoding_tokens, self.waiting_tokens
+        elsewhere = self.elsewhere
+        if elsewhere.in_flight:
+            in_flight += elsewhere.in_flight
+            decoding += elsewhere.in_flight - elsewhere.waiting
+            held += elsewhere.held_tokens
+            cached += elsewhere.decoding_tokens
+            queued += elsewhere.waiting_tokens
+        if now < self.external_until:
+            in_flight += self.external_running + self.external_waiting
+            decoding += self.external_running
+            held += self.external_held + self.external_waiting * typical_input
+            cached += self.external_held
+            queued += self.external_waiting * typical_input
+        return in_flight, decoding, held, cached, queued
+
     def strictest(self) -> tuple[float, float]:
         if len(self.targets) < 2:
             for targets in self.targets:
@@ -172,9 +182,11 @@ class ReplicaLoad:
             return
         ttft_s, tpot_s = self.strictest()
         cell.write(
-            self.in_flight, self.waiting, self.waiting_tokens, self.held_tokens, self.decoding_tokens,
-            self.prompt_rate, self.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
-            self.head_started, self.head_tokens, self.last_first_at,
+            (
+                float(self.in_flight), float(self.waiting), self.waiting_tokens, self.held_tokens,
+                self.decoding_tokens, self.prompt_rate, self.rate_at, 1.0 / max(ttft_s, 1e-9),
+                1.0 / max(tpot_s, 1e-9), self.head_started, self.head_tokens, self.last_first_at,
+            )
         )  # fmt: skip
 
 
@@ -212,3 +224,85 @@ def become(load: ReplicaLoad, state: State, why: str = "") -> None:
     elif not presence.there:
         # Until it is loaded; whoever chooses passes it by like one that is full, and those who wait for it wait on.
         load.busy_until = inf
+
+
+class AdapterSlots:
+    """Places for LoRA adapters on one replica: what is loaded there as far as is known, and how many use each."""
+
+    def __init__(self, most: int):
+        self.most = most
+        # Those that are loaded, the least recently used first.
+        self._loaded: dict[str, None] = {}
+        # Requests on the replica by the adapter that they need; some may be loaded only now.
+        self._in_use: dict[str, int] = {}
+        # Those that could not be loaded, and until when that is believed.
+        self._failed: dict[str, float] = {}
+
+    @property
+    def loaded(self) -> list[str]:
+        return list(self._loaded)
+
+    def has(self, adapter: str) -> bool:
+        return adapter in self._loaded
+
+    def ready(self, adapter: str) -> bool:
+        """Whether it is there, and stays: one that nobody uses makes room where every place is wanted by others."""
+        return adapter in self._loaded and self._has_place(adapter)
+
+    def _has_place(self, adapter: str) -> bool:
+        """Each adapter that requests are on the replica for needs a place, loaded or coming; the others can go."""
+        return adapter in self._in_use or len(self._in_use) < self.most
+
+    def begin(self, adapter: str) -> None:
+        self._in_use[adapter] = self._in_use.get(adapter, 0) + 1
+        if adapter in self._loaded:
+            del self._loaded[adapter]
+            self._loaded[adapter] = None
+
+    def end(self, adapter: str) -> None:
+        left = self._in_use[adapter] - 1
+        if left:
+            self._in_use[adapter] = left
+        else:
+            del self._in_use[adapter]
+
+    def refuses(self, adapter: str, now: float) -> bool:
+        """Whether it could not be loaded a moment ago."""
+        return self._failed.get(adapter, float("-inf")) > now
+
+    def may_take(self, adapter: str, now: float) -> bool:
+        """Whether it is there, or could be loaded: there is a place, or one that nobody uses."""
+        known = adapter in self._loaded or adapter in self._in_use
+        return self._has_place(adapter) and (known or not self.refuses(adapter, now))
+
+    @property
+    def full(self) -> bool:
+        return len(self._loaded) >= self.most
+
+    def idle(self) -> str | None:
+        """The least recently used that nobody uses."""
+        return next((one for one in self._loaded if one not in self._in_use), None)
+
+    def came(self, adapter: str) -> None:
+        self._loaded[adapter] = None
+        self._failed.pop(adapter, None)
+
+    def went(self, adapter: str) -> None:
+        self._loaded.pop(adapter, None)
+
+    def failed(self, adapter: str, until: float) -> None:
+        self._loaded.pop(adapter, None)
+        self._failed[adapter] = until
+
+    def found(self, adapters: list[str]) -> None:
+        """What the engine says that it has: what it has no more is forgotten, and what others have loaded there was
+        used by nobody here."""
+        new = [adapter for adapter in adapters if adapter not in self._loaded]
+        known = [one for one in self._loaded if one in adapters]
+        first, last = [one for one in new if one not in self._in_use], [one for one in new if one in self._in_use]
+        self._loaded = dict.fromkeys([*first, *known, *last])
+
+    def clear(self) -> None:
+        """Its engine may be another one."""
+        self._loaded.clear()
+        self._failed.clear()

@@ -98,24 +98,11 @@ class ModelledSpeed(Speed):
 
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
         """Counts, with external traffic where the engine reports any, as steps."""
-        in_flight = float(load.in_flight)
-        decoding = in_flight - load.waiting
-        held, cached, queued = load.held_tokens, load.decoding_tokens, load.waiting_tokens
+        in_flight, decoding, held, cached, queued = load.total(now, self.typical_input)
         rate = load.prompt_rate * exp((load.rate_at - now) * 0.1)
-        elsewhere = load.elsewhere
-        if elsewhere.in_flight or elsewhere.prompt_rate:
-            in_flight += elsewhere.in_flight
-            decoding += elsewhere.in_flight - elsewhere.waiting
-            held += elsewhere.held_tokens
-            cached += elsewhere.decoding_tokens
-            queued += elsewhere.waiting_tokens
-            rate += elsewhere.prompt_rate_at(now)
+        if load.elsewhere.prompt_rate:
+            rate += load.elsewhere.prompt_rate_at(now)
         if now < load.external_until:
-            decoding += load.external_running
-            in_flight += load.external_running + load.external_waiting
-            cached += load.external_held
-            held += load.external_held + load.external_waiting * self.typical_input
-            queued += load.external_waiting * self.typical_input
             step_s = self.decode[min(int(decoding), self.last)] + cached * self.per_cached_step
             each_s = self.typical_output * step_s * self.steps_per_token
             rate += load.external_running * self.typical_input / each_s
@@ -124,28 +111,21 @@ class ModelledSpeed(Speed):
         read_s = cached * self.per_cached_step
         decode_s = self.decode[n] + read_s
         beside_s = 0.0 if self.prefill_first else read_s / self.stages
-        view.none_s = none_s = self.few[n] + beside_s
-        view.eighth_s = eighth_s = self.eighth[n] + beside_s
-        view.full_s = full_s = (self.full if queued else self.full_alone)[n] + beside_s
-        view.room = room = self.room[n]
-        view.eighth = eighth = 0.125 * room
-        view.slope_low = (eighth_s - none_s) / eighth
-        view.slope_high = (full_s - eighth_s) / (room - eighth)
+        full_s = (self.full if queued else self.full_alone)[n] + beside_s
+        view.steps(self.few[n] + beside_s, self.eighth[n] + beside_s, full_s, self.room[n])
         before_s = self.request_s
         if decoding >= 1.0:
             before_s += 0.5 * decode_s
         if queued:
-            queued = max(queued - self._done(load, now, full_s / room), 0.0) / self.dp
+            queued = max(queued - self._done(load, now, full_s / view.room), 0.0) / self.dp
         view.ahead_tokens = queued
         more = int(in_flight) + 1
         step_s = self.decode[more if more < last else last] + held * self.per_cached_step
         view.step_s = step_s * self.steps_per_token
         share = rate * self.prompt_token_s[n]
         view.stretch = 1.0 / (1.0 - (share if share < _MOST_PREFILL_SHARE else _MOST_PREFILL_SHARE))
-        # All that is held now is free again after one answer's time.
         turnover_s = self.typical_output * view.step_s
-        view.free_tokens = self.cache_tokens - held
-        view.per_free_s = turnover_s / (held if held > 1.0 else 1.0)
+        view.cache(self.cache_tokens - held, held, turnover_s)
         if in_flight >= self.most:
             before_s += (in_flight + 1.0 - self.most) / self.most * turnover_s
         view.before_s = before_s
@@ -177,14 +157,12 @@ class ModelledSpeed(Speed):
         if n < 1.0:
             n = 1.0
         index = int(n) if n < self.last else self.last
-        # As `_token_s` and `_attended` have it, without their calls: prices are asked for at every decision.
-        token_s = (self.decode[index] + n * context * self.per_cached_step) * self.steps_per_token
+        token_s = self._token_s(index, n, context)
         if token_s > tpot_s:
             n = self._most_within(tpot_s, n, context)
             index = int(n)
             token_s = self._token_s(index, n, context)
-        beyond = new_tokens - self.chunk
-        attention_s = self.per_attended * (cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0))
+        attention_s = self.per_attended * self.attended(new_tokens, cached_tokens)
         prefill_s = new_tokens * (self.prompt_token_s[index] + attention_s)
         return prefill_s + output_tokens * token_s / n
 
@@ -203,14 +181,9 @@ class ModelledSpeed(Speed):
                 high = middle - 1
         return float(low)
 
-    def _attended(self, new_tokens: float, cached_tokens: float) -> float:
-        """Tokens before each of a prompt's, on average, beyond those of its own chunk."""
-        beyond = new_tokens - self.chunk
-        return cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0)
-
     def empty_step_s(self) -> float:
         return self.decode[1] * self.steps_per_token
 
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
-        prefill_s = self._idle_input_s + self.per_attended * self._attended(input_tokens, 0.0)
+        prefill_s = self._idle_input_s + self.per_attended * self.attended(input_tokens, 0.0)
         return self._idle_fixed_s + input_tokens * prefill_s + output_tokens * self._idle_output_s

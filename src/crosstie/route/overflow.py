@@ -13,10 +13,10 @@ from typing import Final
 from crosstie.core.fleet import Pool
 from crosstie.route.ask import Ask
 from crosstie.route.cheapest import Best, LatencyLimits, best_of, limits_of
-from crosstie.route.decision import Decision, a_million
+from crosstie.route.decision import Considered, Decision, a_million
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool
-from crosstie.route.policy import Around, Query, Rated, RoutingPolicy
+from crosstie.route.policy import Around, Query
 from crosstie.route.speed import Speed
 from crosstie.route.spending import Spending
 
@@ -51,11 +51,6 @@ class PricedPool(LivePool):
     def refusal(self, ask: Ask, now: float) -> str | None:
         """In words, the spending limit that a request may break; None: none."""
         return None if self.spending is None else self.spending.refusal(self.most_usd(ask), now)
-
-
-def with_overflow(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
-    """The policy itself, where nothing is bought by the token."""
-    return Overflow(policy) if fleet.buys else policy
 
 
 class Overflow(Around):
@@ -110,14 +105,7 @@ class Overflow(Around):
                 chosen = best
         if chosen is None:
             return None
-        return Decision(
-            "send",
-            f"overflow, {why}",
-            replica=chosen.replica,
-            prediction=chosen.prediction,
-            meets=chosen.miss <= 1.0,
-            told=ask,
-        )
+        return chosen.sent(f"overflow, {why}", ask, meets=chosen.miss <= 1.0)
 
     def _cheaper(self, query: Query, sold: list[PricedPool], own: Decision) -> Decision | None:
         """Where a provider asks for less than the request would add to the bill of the fleet."""
@@ -138,13 +126,13 @@ class Overflow(Around):
                 return Decision("refuse", f"pool {pool.name}: {why}", refusal="unavailable")
         return self.own.pick(query)
 
-    def best(self, query: Query, pool: LivePool) -> Rated | None:
+    def best(self, query: Query, pool: LivePool) -> Considered | None:
         if not isinstance(pool, PricedPool):
             return self.own.best(_among(query, _apart(query.pools)[0]), pool)
-        rated = self.own.best(_among(query, [pool]), pool)
-        if rated is None:
+        best = self.own.best(_among(query, [pool]), pool)
+        if best is None:
             return None
-        return rated._replace(dropped=pool.refusal(query.ask, query.now) or rated.dropped or _HELD_BACK)
+        return best._replace(dropped=pool.refusal(query.ask, query.now) or best.dropped or _HELD_BACK)
 
 
 def _apart(pools: list[LivePool]) -> tuple[list[LivePool], list[PricedPool]]:

@@ -6,10 +6,10 @@ from typing import ClassVar, Final
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
-from crosstie.route.filters import available, without_room
+from crosstie.route.filters import available, may_take, without_room
 from crosstie.route.live import LivePool, Replica
 from crosstie.route.policy import Query, RoutingPolicy, predict
-from crosstie.route.shortlist import looked_at, may_take
+from crosstie.route.shortlist import looked_at
 from crosstie.route.speed import Prediction
 
 # A replica with a held prefix is passed over once it has this many times the mean load of all, and one request more.

@@ -10,14 +10,15 @@ is its own. It has two methods to write:
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import ClassVar, Final, NamedTuple
+from math import inf
+from typing import ClassVar, Final
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered, Decision
 from crosstie.route.filters import available, fitting, pool_dropped, refused, replica_dropped
 from crosstie.route.live import LiveFleet, LivePool, Replica
-from crosstie.route.speed import Prediction, estimate
+from crosstie.route.speed import Prediction, first_token_s
 
 # Names that are found as quickly one after the other.
 _FEW: Final = 8
@@ -39,16 +40,6 @@ class Query:
         self.exclude = exclude if len(exclude) < _FEW else frozenset(exclude)
         # The only replica that is asked for; None: all are.
         self.only: Replica | None = None
-
-
-class Rated(NamedTuple):
-    """The replica that stands for its pool when a decision is explained."""
-
-    score: float
-    replica: Replica
-    predicted: Prediction
-    # In words, the target that it misses, where the policy minds.
-    dropped: str | None
 
 
 class RoutingPolicy(ABC):
@@ -88,39 +79,34 @@ class RoutingPolicy(ABC):
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
         """What replicas are compared by, smaller being better."""
 
-    def best(self, query: Query, pool: LivePool) -> Rated | None:
+    def best(self, query: Query, pool: LivePool) -> Considered | None:
         """The replica that counts for a pool when a decision is explained; None: none has room."""
-        rated = []
+        least, best = inf, None
         for replica in available(pool, query.now, query.exclude, query.panic):
             predicted = predict(query.fleet, replica, query.ask)
-            rated.append(Rated(self.score(replica, predicted, query.ask), replica, predicted, None))
-        return min(rated, key=lambda one: one.score, default=None)
+            score = self.score(replica, predicted, query.ask)
+            if best is None or score < least:
+                least, best = score, Considered(pool.name, replica.key, predicted, None, score)
+        return best
 
     def _considered(self, query: Query) -> list[Considered]:
         """Every pool of the fleet by its best replica, or by what dropped it."""
-        found, ask = [], query.ask
+        pools, ask = [], query.ask
         planned = query.fleet.guide(ask)
         for pool in query.fleet.pools:
             if pool.pool.loading is not None and pool.pool.model != ask.model:
                 # Of a pool that hosts many models, only the one that is asked for is of interest.
                 continue
-            why = pool_dropped(pool, ask, pool in query.pools)
+            why, joules = pool_dropped(pool, ask, pool in query.pools), None
             best = self.best(query, pool) if why is None else None
-            if why is None and best is None:
+            if best is None:
                 dropped = {str(replica_dropped(replica, query.now, query.exclude)) for replica in pool.replicas}
-                why = "; ".join(sorted(dropped))
-            found.append(
-                Considered(
-                    pool=pool.name,
-                    backend=best.replica.key if best else None,
-                    prediction=best.predicted if best else None,
-                    dropped=best.dropped if best else why,
-                    score=best.score if best else None,
-                    planned=pool.name in planned,
-                    joules=_joules(pool, best.predicted, ask) if best and pool.watts else None,
-                )
-            )
-        return found
+                best = Considered(pool.name, None, None, why or "; ".join(sorted(dropped)), None)
+            elif best.prediction is not None and pool.watts:
+                cached = best.prediction.cached_tokens
+                joules = pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
+            pools.append(best._replace(planned=pool.name in planned, joules=joules))
+        return pools
 
 
 class Around(RoutingPolicy):
@@ -139,18 +125,14 @@ class Around(RoutingPolicy):
         return self.own.score(replica, predicted, ask)
 
 
-def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
-    cached = predicted.cached_tokens
-    return pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)
-
-
 def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     """What a replica would give the request at its present load."""
     pool, view, cached = replica.pool, replica.view, 0.0
     if ask.prefix or ask.tokens is not None or ask.under_way is not None:
         cached = replica.cached_tokens(ask, fleet.lengths.block_tokens(ask.model))
     new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
-    raw_ttft_s, raw_tpot_s = estimate(view, pool.speed, new, cached, ask.input_tokens + 0.5 * output, output)
+    raw_ttft_s = first_token_s(view, pool.speed, new, cached, output)
+    raw_tpot_s = (view.step_s + (ask.input_tokens + 0.5 * output) * pool.speed.per_cached) * view.stretch
     return Prediction(
         ttft_s=raw_ttft_s * view.ttft_factor + view.late_s,
         tpot_s=raw_tpot_s * view.tpot_factor,

@@ -10,13 +10,13 @@ from collections.abc import Collection
 from math import inf
 from typing import Final
 
-from crosstie.route.adapters import with_adapters
+from crosstie.route.adapters import AdapterAffinity
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.filters import fitting
 from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.load import Cell
-from crosstie.route.overflow import with_overflow
+from crosstie.route.overflow import Overflow
 from crosstie.route.policy import Query, RoutingPolicy
 
 # How old what is known of other workers and peers may be when nothing depends on it.
@@ -28,17 +28,17 @@ _TRIES: Final = 8
 class Router:
     def __init__(self, fleet: LiveFleet, policy: RoutingPolicy, speed: float = 1.0):
         """`speed`: seconds of the router's clock in a second."""
-        self.fleet, self.policy = fleet, with_adapters(fleet, with_overflow(fleet, policy))
         self._read_every_s = READ_S * speed
         self._read_at = float("-inf")
-        # Whether others use any as well; and those of small pools: of large ones they are read when they are looked at.
-        self._is_shared = False
-        self._shared: list[Replica] = []
+        self.load(fleet, policy)
 
     def load(self, fleet: LiveFleet, policy: RoutingPolicy) -> None:
         """Decides over this fleet from now on; what is shared has to be said anew."""
-        self.fleet, self.policy = fleet, with_adapters(fleet, with_overflow(fleet, policy))
-        self._shared, self._is_shared = [], False
+        policy = Overflow(policy) if fleet.buys else policy
+        self.fleet, self.policy = fleet, AdapterAffinity(policy) if fleet.adapters else policy
+        # Whether others use any as well; and those of small pools: of large ones they are read when they are looked at.
+        self._is_shared = False
+        self._shared: list[Replica] = []
 
     def share(self, cells: dict[str, Cell]) -> None:
         """Replicas with a cell, by their keys, are shared with other workers or peers."""

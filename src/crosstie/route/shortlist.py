@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import Final
 
 from crosstie.route.ask import Ask
+from crosstie.route.filters import may_take
 from crosstie.route.live import LivePool, Replica
 
 # Of a larger pool, those that may be sent to and are looked at, and those that are because of what they hold.
@@ -46,20 +47,6 @@ def most_held(pool: LivePool, ask: Ask, block_tokens: float) -> float:
     if holders is not None and ask.tokens is None:
         most = min(most, holders.depth(ask.prefix) * block_tokens)
     return max(most, 0.0)
-
-
-def may_take(replica: Replica, now: float, exclude: Collection[str], panic: bool) -> bool:
-    """Whether it may be sent a request now; one of a large pool is brought up to this moment."""
-    if not replica.up and not (panic and replica.suspected):
-        return False
-    if replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
-        return False
-    if replica.pool.holders is not None:
-        if replica.elsewhere.is_news(now):
-            replica.read_elsewhere(now)
-        if now >= replica.fresh_until:
-            replica.advance(now)
-    return replica.in_flight < replica.view.limit and replica.busy_until <= now
 
 
 def _favoured(pool: LivePool, ask: Ask) -> list[Replica]:

@@ -35,6 +35,18 @@ class View:
         self.limit = 1
         self.strictest_ttft_s = self.strictest_tpot_s = float("inf")
 
+    def steps(self, none_s: float, eighth_s: float, full_s: float, room: float) -> None:
+        """Steps with no prompt, with an eighth of the prompt tokens that there is room for, and with all of them."""
+        self.none_s, self.eighth_s, self.full_s, self.room = none_s, eighth_s, full_s, room
+        self.eighth = eighth = 0.125 * room
+        self.slope_low = (eighth_s - none_s) / eighth
+        self.slope_high = (full_s - eighth_s) / (room - eighth)
+
+    def cache(self, free_tokens: float, held_tokens: float, turnover_s: float) -> None:
+        """All that is held now is free again after one answer's time."""
+        self.free_tokens = free_tokens
+        self.per_free_s = turnover_s / (held_tokens if held_tokens > 1.0 else 1.0)
+
     def slow_down(self, factor: float) -> None:
         """Everything that the machine computes takes so many times as long."""
         self.before_s *= factor
@@ -62,6 +74,11 @@ class Speed(ABC):
         self.held_share = 0.0
         # Lengths of the requests that the pool mostly gets, to reckon with external traffic.
         self.typical_input, self.typical_output = 1000.0, 250.0
+
+    def attended(self, new_tokens: float, cached_tokens: float) -> float:
+        """Tokens before each of a prompt's, on average, beyond those of its own chunk."""
+        beyond = new_tokens - self.chunk
+        return cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0)
 
     @abstractmethod
     def fill(self, view: View, load: ReplicaLoad, now: float) -> None:
@@ -119,15 +136,6 @@ class Prediction:
         return self.ttft_s + max(output_tokens - 1.0, 0.0) * self.tpot_s
 
 
-def estimate(
-    view: View, speed: Speed, new_tokens: float, cached_tokens: float, context: float, output_tokens: float
-) -> tuple[float, float]:
-    """TTFT and TPOT in raw seconds: the factors of the view, and by how much its queue is late, are still to be
-    applied."""
-    ttft_s = first_token_s(view, speed, new_tokens, cached_tokens, output_tokens)
-    return ttft_s, (view.step_s + context * speed.per_cached) * view.stretch
-
-
 def first_token_s(view: View, speed: Speed, new_tokens: float, cached_tokens: float, output_tokens: float) -> float:
     """Raw seconds to the first token.
 
@@ -153,10 +161,8 @@ def first_token_s(view: View, speed: Speed, new_tokens: float, cached_tokens: fl
     if speed.stages > 1.0:
         # A chunk comes out of a pipeline in a part of the time that it takes to go through.
         ttft_s += (speed.stages - 1.0) * max(last_s, part_s)
-    beyond = new_tokens - speed.chunk
-    if cached_tokens or beyond > 0.0:
-        attended = cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0)
-        ttft_s += speed.per_attended * new_tokens * attended
+    if cached_tokens or new_tokens > speed.chunk:
+        ttft_s += speed.per_attended * new_tokens * speed.attended(new_tokens, cached_tokens)
     needs = new_tokens + cached_tokens + speed.held_share * output_tokens
     if needs > view.free_tokens:
         # A request longer than the whole cache waits until it is alone, and no longer.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from crosstie_gateway.gateway.clients import Clients
+from crosstie_gateway.gateway.identity import Clients
 from crosstie_gateway.wire.request import Request
 
 PROXIES = ("10.0.0.0/8", "192.0.2.7", "fd00::/8")

@@ -13,6 +13,7 @@ from tests.run.gateway.fakes import CALM, HASTY, MODEL, Fake, fakes, fleet_of, p
 from tests.run.gateway.test_faults import STREAM
 from tests.wire.test_server import on_loop
 
+from crosstie.core.errors import BadInput
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
 from crosstie.wire.sse import payloads
@@ -418,6 +419,7 @@ def test_a_prompt_is_measured_beside_a_field_of_the_wrong_kind() -> None:
     assert (odd.prompt_bytes, odd.most_output) == (4002, 7)
     odd = read_body(b'{"model":"m","messages":[{"content":"' + b"x" * 4000 + b'"}],"max_tokens":7.0}')
     assert (odd.prompt_bytes, odd.most_output) == (4016, 7)
-    # What no engine takes for options stays as it is, for the engine to refuse.
-    assert not read_body(b'{"model":"m","stream":true,"stream_options":[1]}').stream
-    assert read_body(b'{"model":"m","stream":"no","max_tokens":"many"}').most_output is None
+    # What neither is nor means a number, a yes or options is refused, by its name.
+    for wrong in (b'"stream_options":[1]', b'"max_tokens":"many"', b'"stream":"no"'):
+        with pytest.raises(BadInput, match=wrong[1:].partition(b'"')[0].decode()):
+            read_body(b'{"model":"m",%b}' % wrong)

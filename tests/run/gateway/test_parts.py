@@ -39,9 +39,13 @@ def test_a_body_that_is_none(said: bytes) -> None:
         read_body(said)
 
 
-def test_a_field_of_the_wrong_kind_is_left_to_the_engine() -> None:
-    assert read_body(body(max_tokens="many")).model == "m"
-    assert read_body(body(stream="yes")).model == "m"
+def test_a_field_of_another_kind_is_read_as_engines_do_or_refused_by_its_name() -> None:
+    assert [read_body(body(max_tokens=said)).most_output for said in ("16", 16.0, "16.0", 16)] == [16] * 4
+    assert [read_body(body(stream=said)).stream for said in (1, "true", "False", 0)] == [True, True, False, False]
+    assert read_body(body(user=7)).session is None
+    for name, wrong in (("max_tokens", "many"), ("stream", "yes"), ("n", 1.5), ("stream_options", "x")):
+        with pytest.raises(BadInput, match=name):
+            read_body(body(**{name: wrong}))
 
 
 def test_token_ids_are_counted_and_text_is_not_taken_for_them() -> None:

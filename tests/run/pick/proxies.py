@@ -36,12 +36,6 @@ class Proxy:
         )
         return int((await check(HealthCheckRequest(service=service), timeout=LIMIT_S)).status)
 
-    def watch(self, service: str) -> Any:
-        watch = self.channel.unary_stream(
-            f"/{HEALTH}/Watch", lambda message: message.SerializeToString(), HealthCheckResponse.FromString
-        )
-        return watch(HealthCheckRequest(service=service), timeout=LIMIT_S)
-
     def call(self) -> "Call":
         process = self.channel.stream_stream(
             f"/{EXT_PROC}/Process", lambda message: message.SerializeToString(), ProcessingResponse.FromString

@@ -25,7 +25,7 @@ def boards() -> Iterator[Boards]:
 
 
 def load(cell: Cell, in_flight: int, tokens: float = 100.0) -> None:
-    cell.write(in_flight, 1, tokens, 2 * tokens, tokens, 5.0, 7.0, 1 / 0.5, 1 / 0.05)
+    cell.write((in_flight, 1, tokens, 2 * tokens, tokens, 5.0, 7.0, 1 / 0.5, 1 / 0.05, inf, 0.0, -inf))
 
 
 def in_a_child(do: Callable[[], None]) -> None:

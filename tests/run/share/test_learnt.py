@@ -7,8 +7,8 @@ from tests.run.emulate.running import SMALL, fleet, pool
 from crosstie.catalog.library import Catalog
 from crosstie.route.ask import Ask
 from crosstie.route.build import live_fleet
+from crosstie.route.corrections import Observations
 from crosstie.route.live import LiveFleet
-from crosstie.route.observed import Observations
 from crosstie.route.policies import make_policy
 from crosstie.route.prefix import prefix_hashes
 from crosstie.route.router import Router
@@ -162,12 +162,11 @@ def test_a_newer_version_s_report_is_read_as_far_as_it_is_known(sites: list[Site
 def test_memory_is_bounded_while_there_is_nobody_to_tell() -> None:
     seen = Observations(most=3)
     for _ in range(10):
-        seen.saw_first("k", 0.0, 0.0, 1.0, 1.0)
-        seen.saw_decode("k", 0.0, 0.0, 1.0, 1.0)
-        seen.was_sent("k", (1,))
-        seen.saw_lengths(None, "m", 1, 1, 1)
+        seen.first.append(("k", 0.0, 0.0, 1.0, 1.0))
+        seen.decoded.append(("k", 0.0, 0.0, 1.0, 1.0))
+        seen.sent.append(("k", (1,)))
+        seen.lengths.append((None, "m", 1, 1, 1))
     assert len(seen) == 12
-    assert seen.lost == 28
 
 
 def test_strangers_without_end_are_not_all_kept(sites: list[Site]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from math import exp
+from math import exp, inf
 
 import msgspec
 import pytest
@@ -28,7 +28,7 @@ class Site:
         self.board.heard()
 
     def load(self, row: int, in_flight: int, url: str = A) -> None:
-        self.cells[row][url].write(in_flight, 0, 0.0, 10.0 * in_flight, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self.cells[row][url].write((in_flight, 0, 0.0, 10.0 * in_flight, *(0.0,) * 5, inf, 0.0, -inf))
 
     def sees(self, url: str = A) -> int:
         """What others have there, as its second process reads it."""
@@ -154,7 +154,7 @@ def test_one_that_was_started_anew_under_its_name_has_what_it_says_now(sites: li
 
 def test_rates_of_others_fade_as_one_s_own(sites: list[Site], clock: list[float]) -> None:
     one, two, three = sites
-    one.cells[0][A].write(1, 0, 0.0, 0.0, 0.0, 100.0, clock[0], 0.0, 0.0)
+    one.cells[0][A].write((1, 0, 0.0, 0.0, 0.0, 100.0, clock[0], 0.0, 0.0, inf, 0.0, -inf))
     tell(sites, 0)
     clock[0] += 2.0
     # News of a third makes what the first said two seconds ago no younger.
@@ -168,15 +168,15 @@ def test_rates_of_others_fade_as_one_s_own(sites: list[Site], clock: list[float]
 
 def test_how_far_the_first_prompt_in_the_queue_is_is_known_to_all(sites: list[Site], clock: list[float]) -> None:
     one, two, three = sites
-    one.cells[0][A].write(2, 1, 500.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 990.0, 300.0, 995.0)
-    one.cells[1][A].write(1, 1, 70.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 998.0, 70.0, float("-inf"))
-    three.cells[0][A].write(1, 1, 40.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 985.0, 40.0, 997.0)
+    one.cells[0][A].write((2, 1, 500.0, *(0.0,) * 6, 990.0, 300.0, 995.0))
+    one.cells[1][A].write((1, 1, 70.0, *(0.0,) * 6, 998.0, 70.0, -inf))
+    three.cells[0][A].write((1, 1, 40.0, *(0.0,) * 6, 985.0, 40.0, 997.0))
     tell(sites, 0)
     tell(sites, 2)
     (row,) = two.cells[0][A].read()
     assert row[9:] == (985.0, 40.0, 997.0)
     # Its prompt is done: the next is the first.
-    three.cells[0][A].write(1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float("inf"), 0.0, 999.0)
+    three.cells[0][A].write((1, *(0.0,) * 8, inf, 0.0, 999.0))
     tell(sites, 2)
     (row,) = two.cells[0][A].read()
     assert row[9:11] == (990.0, 300.0)
@@ -213,7 +213,7 @@ def test_clocks_that_do_not_agree_leave_nothing_behind(sites: list[Site]) -> Non
 
 def test_memory_is_bounded_whatever_is_said(sites: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
     _, two, _ = sites
-    nothing = (0.0,) * 8
+    nothing = (0.0,) * 12
     for number in range(1500):
         load = {f"http://{number}-{n}": nothing for n in range(5)}
         two.machines.hear(PeerReport(f"stranger {number}", True, load, "s", []), 10)

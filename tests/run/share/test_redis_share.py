@@ -48,7 +48,7 @@ class Site:
         self.share.start()
 
     def load(self, in_flight: int) -> None:
-        self.cell.write(in_flight, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self.cell.write((in_flight, *(0.0,) * 8, inf, 0.0, -inf))
 
 
 @contextlib.asynccontextmanager
@@ -196,7 +196,7 @@ def test_strangers_on_the_channel_are_not_understood(server: RedisServer) -> Non
             await until(lambda: one.share.up and two.share.up)
             client = connected(server.url)
             nonsense = [
-                PeerReport("m", True, {A: (amount,) * 8}, "s", [(key_id, (minute, 1, 1))])
+                PeerReport("m", True, {A: (amount,) * 12}, "s", [(key_id, (minute, 1, 1))])
                 for amount, key_id in ((-1.0, 1), (nan, 1), (inf, 1), (1e300, 1), (1.0, -5), (1.0, 2**60))
             ]
             for said in (b"", b"hello", b"\xff" * 100, b"\x91\x01", b"{}", *map(msgspec.msgpack.encode, nonsense)):
@@ -292,8 +292,8 @@ def test_a_message_of_many_megabytes_is_not_read(server: RedisServer) -> None:
         async with sites(server.url, server.url) as (one, two):
             await until(lambda: one.share.up and two.share.up)
             client = connected(server.url)
-            load = {f"http://{number}": (1.0,) * 8 for number in range(60_000)}
-            huge = msgspec.msgpack.encode(PeerReport("m", True, {A: (9.0,) * 8, **load}, "s", []))
+            load = {f"http://{number}": (1.0,) * 12 for number in range(60_000)}
+            huge = msgspec.msgpack.encode(PeerReport("m", True, {A: (9.0,) * 12, **load}, "s", []))
             assert len(huge) > 4 * 2**20
             await client.publish("crosstie:load", huge)
             await client.aclose()

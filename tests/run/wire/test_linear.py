@@ -38,10 +38,9 @@ from crosstie.wire.address import Address
 from crosstie.wire.client import Connection, Origin
 from crosstie.wire.proxy import Proxy, _Opening
 from crosstie.wire.sse import Events, payloads
-from crosstie_gateway.gateway.answers import lacks_model, oddity
+from crosstie_gateway.gateway.answers import Choices, lacks_model, oddity
 from crosstie_gateway.gateway.backend import engine_load
 from crosstie_gateway.gateway.body import read_answer, read_body, read_form_body, with_model
-from crosstie_gateway.gateway.choices import Choices
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.identity import trace_context
 from crosstie_gateway.gateway.messages import chat_for

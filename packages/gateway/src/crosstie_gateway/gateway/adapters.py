@@ -15,19 +15,12 @@ from crosstie.core.histogram import Family
 from crosstie.route.live import Replica
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.errors import without_address
+from crosstie_gateway.gateway.fields import decode_models
 from crosstie_gateway.gateway.notices import Notice
 
 # How long an adapter that could not be loaded on a replica is not tried there again.
 _AGAIN_S = 10.0
 _MOST_SAID = 200
-
-
-class _Listed(msgspec.Struct):
-    id: str = ""
-
-
-class _Models(msgspec.Struct):
-    data: list[_Listed] = []
 
 
 class AdapterLoader:
@@ -83,7 +76,7 @@ class AdapterLoader:
             return "the fleet file has it no longer"
         answer = await backend.ask("GET", f"{backend.base.decode()}/models", patience_s)
         if answer.status == 200:
-            listed = msgspec.json.decode(answer.body, type=_Models).data
+            listed = decode_models(answer.body).data
             slots.found([model.id for model in listed if model.id in paths])
         if slots.has(adapter):
             return None

@@ -11,14 +11,12 @@ from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
-from crosstie.wire.way import TlsRefused
-from crosstie_gateway.gateway.answers import lacks_model, oddity
+from crosstie_gateway.gateway.answers import Choices, has_cut_choice, lacks_model, oddity
 from crosstie_gateway.gateway.asks import HINTS
 from crosstie_gateway.gateway.backend import FULL, FULL_S, Backend
 from crosstie_gateway.gateway.body import with_member, with_model, with_usage_requested
 from crosstie_gateway.gateway.call import BackendCall
-from crosstie_gateway.gateway.choices import Choices, has_cut_choice
-from crosstie_gateway.gateway.errors import asked_to_wait_s, without_address
+from crosstie_gateway.gateway.errors import AttemptFailure, asked_to_wait_s
 from crosstie_gateway.gateway.exchange_state import ExchangeState
 from crosstie_gateway.gateway.relay import COST, StreamRelay, WholeRelay
 from crosstie_gateway.gateway.roads import PASSED
@@ -106,7 +104,7 @@ class Attempt(BackendCall):
         self.sent_at = self.last_at = self.context.clock
         if why is not None:
             said = f"{self.who} could not load the adapter {self.exchange.ask.adapter}"
-            self.exchange.on_attempt_failed(said, 503, fault=False, code="adapter_not_loaded", retry_after_s=FULL_S)
+            self.failed(AttemptFailure(said, 503, fault=False, code="adapter_not_loaded", retry_after_s=FULL_S))
             return
         # The load says nothing of how fast it answers.
         self.flight.started = self.asked_at = self.context.now()
@@ -126,11 +124,8 @@ class Attempt(BackendCall):
         self.start()
         return True
 
-    def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
-        retry_after_s = 0.0 if refused else FULL_S
-        self.exchange.on_attempt_failed(
-            why, status, fault=refused, refused=refused, code=code, retry_after_s=retry_after_s
-        )
+    def failed(self, failure: AttemptFailure) -> None:
+        self.exchange.on_attempt_failed(failure)
 
     def go(self, connection: Connection) -> None:
         self.connection = connection
@@ -176,7 +171,9 @@ class Attempt(BackendCall):
         headers, head = request.headers, request.head
         forwarded = head.forwarded if head is not None else None
         if forwarded is None:
-            forwarded = _forwarded(headers)
+            # The lines of a client's head that any backend gets.
+            lines = [b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in _NOT_FORWARDED]
+            forwarded = b"".join(lines)
             if head is not None:
                 head.forwarded = forwarded
         lines = [b"POST ", self._target(backend), b" HTTP/1.1\r\n", backend.host_line, forwarded]
@@ -275,13 +272,13 @@ class Attempt(BackendCall):
             relay.whole = True
         if self.unpacking is not None and not self.unpacking.done:
             why = f"{self.who} answered in an encoding that it was not asked for and that cannot be read"
-            self.exchange.on_attempt_failed(why, 502, passed_on=False)
+            self.failed(AttemptFailure(why, 502, passed_on=False))
         elif status >= 300 and self._turned_down(status):
             return
         elif isinstance(relay, WholeRelay) and (why := self._oddity(relay)):
-            self.exchange.on_attempt_failed(f"{self.who} answered {why}", 502, wrong=True)
+            self.failed(AttemptFailure(f"{self.who} answered {why}", 502, wrong=True))
         elif isinstance(relay, WholeRelay) and status < 300 and self._cut_a_choice(relay):
-            self.exchange.on_attempt_failed(f"{self.who} left a choice unfinished", 502, passed_on=False)
+            self.failed(AttemptFailure(f"{self.who} left a choice unfinished", 502, passed_on=False))
         elif isinstance(relay, WholeRelay) and status in (400, 404) and self._load_again(relay):
             return
         elif isinstance(relay, WholeRelay) and status == 404:
@@ -293,9 +290,9 @@ class Attempt(BackendCall):
             self.exchange.on_attempt_served()
         elif relay is None:
             # It was to go on with an answer, and says something else in its place.
-            self.exchange.on_attempt_failed(f"{self.who} did not go on ({status})", 502, fault=False)
+            self.failed(AttemptFailure(f"{self.who} did not go on ({status})", 502, fault=False))
         elif not relay.complete:
-            self.exchange.on_attempt_failed(f"{self.who} ended its stream before it had finished", 502)
+            self.failed(AttemptFailure(f"{self.who} ended its stream before it had finished", 502))
         else:
             relay.end()
             self.exchange.on_attempt_served()
@@ -305,21 +302,21 @@ class Attempt(BackendCall):
         if self._lost_its_model():
             if self.context.hosted is not None:
                 self.context.hosted.doubted(self.backend.replica, surely=True)
-            self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)
+            self.failed(AttemptFailure(f"{self.who} no longer has the model", 503, fault=False))
         elif status in FULL:
             self._full(status)
         elif status >= 500:
             # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
-            self.exchange.on_attempt_failed(f"{self.who} answered {status}", status, fault=status != 501)
+            self.failed(AttemptFailure(f"{self.who} answered {status}", status, fault=status != 501))
         elif status < 400:
             # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
-            self.exchange.on_attempt_failed(f"{self.who} would send the client elsewhere ({status})", 502)
+            self.failed(AttemptFailure(f"{self.who} would send the client elsewhere ({status})", 502))
         elif self._is_operators(status):
             # A key that this backend does not know, or another name for its model: nothing that a client can mend.
             why = (
                 f"{self.who} does not take what the gateway sends ({status}): see its key, proxy, address and served_as"
             )
-            self.exchange.on_attempt_failed(why, 502, wrong=True)
+            self.failed(AttemptFailure(why, 502, wrong=True))
         else:
             return False
         return True
@@ -337,7 +334,7 @@ class Attempt(BackendCall):
         backend.full(0.0 if own else self.asked_s, context.now(), speed)
         soonest_s = context.router.fleet.full_for_s(exchange.ask.model, context.now()) / speed
         after_s = self.asked_s if own and self.asked_s else max(soonest_s, FULL_S)
-        exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False, retry_after_s=after_s)
+        self.failed(AttemptFailure(f"{self.who} is full ({status})", status, fault=False, retry_after_s=after_s))
 
     def _is_operators(self, status: int) -> bool:
         """Whether a refusal is about what the gateway adds: its own key, or that clients' keys go no further."""
@@ -346,15 +343,15 @@ class Attempt(BackendCall):
 
     def _not_there(self, relay: WholeRelay) -> None:
         """Its model, or the path, is not there: for the operator to mend. Another engine may have the path."""
-        exchange, path = self.exchange, self.exchange.path
+        path = self.exchange.path
         if lacks_model(path, relay.content):
             why = f"{self.who} does not have its model (404): see what it serves, and served_as"
-            exchange.on_attempt_failed(why, 502, wrong=True)
+            self.failed(AttemptFailure(why, 502, wrong=True))
         else:
             # An engine with the model chats; other paths may exist nowhere.
             fault = path.endswith("/completions")
             why = f"{self.who} has no {path} (404): see its address"
-            exchange.on_attempt_failed(why, 404, fault=fault, passed_on=relay.is_json, code="not_found")
+            self.failed(AttemptFailure(why, 404, fault=fault, passed_on=relay.is_json, code="not_found"))
 
     def _oddity(self, relay: WholeRelay) -> str:
         """What is wrong with an answer whose status says that all is well."""
@@ -379,13 +376,6 @@ class Attempt(BackendCall):
         if self.status != 400 or self.flight.replica.presence is None or not isinstance(relay, WholeRelay):
             return False
         return _NOT_LOADED in relay.content.replace(b": ", b":")
-
-    def on_lost(self, error: Exception | None) -> None:
-        if self.asks_again():
-            return
-        said = f": {without_address(error)}" if error else ""
-        untrusted = isinstance(error, TlsRefused)
-        self.exchange.on_attempt_failed(f"{self.who} cut the connection{said}", 502, refused=untrusted)
 
     # What its exchange asks of it
 
@@ -425,8 +415,3 @@ class Attempt(BackendCall):
         # An adapter's load goes on for others.
         self.loading = None
         self.hang_up()
-
-
-def _forwarded(headers: dict[bytes, bytes]) -> bytes:
-    """The lines of a client's head that any backend gets."""
-    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in _NOT_FORWARDED])

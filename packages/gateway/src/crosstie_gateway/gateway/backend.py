@@ -5,12 +5,13 @@ import os
 import re
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from crosstie.core.fleet import Pool
 from crosstie.route.live import Replica
+from crosstie.route.load import EngineLoad
 from crosstie.wire.client import Headers, Origin
 from crosstie.wire.fetch import Answer, fetch
 
@@ -148,8 +149,9 @@ class Backend:
         """By itself, whatever is wrong beside it."""
         return self.healthy is not False and self.breaker.state != "open"
 
-    def judge(self, now: float) -> None:
-        """Tells `route` whether it may be chosen."""
+    def judge(self, now: float) -> bool:
+        """Tells `route` whether it may be chosen; whether that has changed."""
+        was = self.replica.up
         # Where the breaker lets it back it is on trial, and brought up slowly: the first fault shuts it again.
         self.breaker.check(now)
         if self.healthy is False and not self.put_away:
@@ -160,15 +162,16 @@ class Backend:
         elif self.replica.pool.prefill is not None and (why := self.replica.pool.prefill.why_out()):
             suspected = any(replica.suspected for replica in self.replica.pool.prefill.replicas)
             self.replica.went_down(f"its pool's prefill side is out: {why}", suspected=suspected)
-        elif not self.replica.up:
+        elif not was:
             self.replica.came_up(now)
+        return self.replica.up != was
 
     def succeeded(self) -> None:
         self.breaker.succeeded()
         self.fails = 0
         self.wrong = ""
 
-    def failed(self, why: str, now: float, *, refused: bool = False, wrong: bool = False, surely: bool = False) -> None:
+    def failed(self, why: str, now: float, *, refused: bool = False, wrong: bool = False, surely: bool = False) -> bool:
         """A fault of its own; a refused connection needs no second witness. `wrong`: it is set up wrongly and answers
         nothing; `surely`: another backend has answered what it could not."""
         self.wrong = why if wrong else ""
@@ -178,9 +181,9 @@ class Backend:
             self.breaker.failed(now)
         if refused:
             self.healthy, self.why, self.dead = False, why, True
-        self.judge(now)
+        return self.judge(now)
 
-    def probed(self, fault: str | None, now: float, *, refused: bool = False, answered: bool = False) -> None:
+    def probed(self, fault: str | None, now: float, *, refused: bool = False, answered: bool = False) -> bool:
         """`answered`: the fault is what it says of itself."""
         self.dead = fault is not None and (refused or answered)
         if fault is None:
@@ -193,14 +196,7 @@ class Backend:
             # A slow answer happens to the busy; twice in a row is a fact.
             if refused or self.fails >= 2 or self.healthy is None:
                 self.healthy, self.why = False, fault
-        self.judge(now)
-
-
-class EngineLoad(NamedTuple):
-    running: float
-    waiting: float
-    # None where the engine does not say.
-    kv_used_fraction: float | None
+        return self.judge(now)
 
 
 # What follows a name on its line.

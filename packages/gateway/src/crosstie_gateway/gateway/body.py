@@ -8,14 +8,13 @@ from collections import Counter
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec.structs import asdict, astuple
+from msgspec.structs import astuple
 
 from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
 from crosstie_gateway.gateway.fields import (
     ABSENT,
     HELD_TO_AT,
-    RAW,
     READ_AT,
     AnswerFields,
     Fields,
@@ -24,10 +23,9 @@ from crosstie_gateway.gateway.fields import (
     decode,
     decode_answer,
     decode_list,
-    decode_loosely,
     decode_models,
-    decode_name,
     decode_parts,
+    readable,
 )
 from crosstie_gateway.wire.multipart import FormPart, read_form
 from crosstie_gateway.wire.outline import Outline, left_out, next_left_out
@@ -39,16 +37,12 @@ _SEVERAL: Final = re.compile(rb'\[\s*["\[]')
 _LONG: Final = 2**18
 # How much of an outline is searched for pictures; later ones are charged as text.
 _SEARCHED: Final = 2**18
-# Values up to this long are copied sooner than looked into.
-_SHORT: Final = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
 _MOST_TOKENS: Final = 10**9
 # Fields of a form that are read here: of two, an engine might read the other.
 _FORM_FIELDS: Final = frozenset(("model", "stream", "prompt"))
 # More than any prompt of a picture or a recording has; it is decoded at once.
 _MOST_FORM_TEXT: Final = 2**20
-# What engines take for true beside it (pydantic's words).
-_YES: Final = frozenset(("true", "t", "yes", "y", "on", "1"))
 # No engine takes more.
 _MOST_COPIES: Final = 10**4
 _USAGE_WISH: Final = b'"stream_options":{"include_usage":true}'
@@ -118,9 +112,9 @@ class RequestBody:
         self.choices = min(max(several, 1), _MOST_COPIES)
         # And those that it asks for at once: each costs what one costs.
         self.copies = min(max(self.choices, best_of), _MOST_COPIES)
-        self.session: str | None = values[9] or values[8]
+        self.session = _name(values[9]) or _name(values[8])
         # The response that it goes on from.
-        self.previous: str | None = values[10]
+        self.previous = _name(values[10])
         if outlined:
             self.session, self.previous = _restored(self.session, body), _restored(self.previous, body)
         # What the model will read: everything counts that an engine may give it. Nothing long is copied.
@@ -148,7 +142,7 @@ class RequestBody:
             if given is _ABSENT:
                 continue
             is_chat = given is messages
-            if not len(given) or (is_chat and not marked) or not _is_list(given):
+            if not len(given) or (is_chat and not marked) or bytes(memoryview(given)[:1]) != b"[":
                 continue
             said = bytes(given)
             parts.append(said)
@@ -189,12 +183,8 @@ def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:
             # What is skipped here is not looked at, and would be stumbled over where the model's name is changed.
             body.decode()
         return RequestBody(_decode(text), body, text)
-    except msgspec.ValidationError:
-        # A field of the wrong kind is for the engine to refuse, in its own words, or to take for what it may mean.
-        try:
-            return RequestBody(_leniently(text), body, text)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise BadInput(f"the body is not as expected: {error}") from None
+    except msgspec.ValidationError as error:
+        raise BadInput(f"the body is not as expected: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"the body is no JSON: {error}") from None
     except RecursionError:
@@ -219,49 +209,9 @@ def read_form_body(request: Request) -> RequestBody:
     return made
 
 
-def _leniently(body: bytes) -> Fields:
-    """Fields as engines read them that take 16.0 and "16" for 16: such requests must be counted like others."""
-    fields: dict[str, msgspec.Raw] = asdict(decode_loosely(body))
-    parts = {name: value for name, value in fields.items() if value is not _ABSENT}
-    given = msgspec.json.decode(parts["stream_options"]) if "stream_options" in parts else msgspec.UNSET
-    options = StreamOptionFields() if given is not msgspec.UNSET else msgspec.UNSET
-    if isinstance(options, StreamOptionFields) and isinstance(given, dict):
-        options.include_usage = _means_yes(given.get("include_usage"))
-        options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
-    # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
-    streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
-    lenient = Fields(
-        model=decode_name(parts["model"]) if "model" in parts else None,
-        stream=streams and "stream" in parts and _means_yes(msgspec.json.decode(parts["stream"])),
-        stream_options=options,
-        max_tokens=_number(parts, "max_tokens"),
-        max_completion_tokens=_number(parts, "max_completion_tokens"),
-        max_output_tokens=_number(parts, "max_output_tokens"),
-        n=_number(parts, "n"),
-        best_of=_number(parts, "best_of"),
-    )
-    for name in RAW:
-        if name in parts:
-            setattr(lenient, name, parts[name])
-    return lenient
-
-
-def _means_yes(value: object) -> bool:
-    return value == 1 or (isinstance(value, str) and value.strip().lower() in _YES)
-
-
-def _number(parts: dict[str, msgspec.Raw], name: str) -> int | None:
-    value = msgspec.json.decode(parts[name]) if name in parts else None
-    try:
-        return int(min(float(value), _MOST_TOKENS)) if isinstance(value, int | float | str) else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _is_list(value: msgspec.Raw) -> bool:
-    if len(value) < _SHORT:
-        return bytes(value)[:1] == b"["
-    return bytes(memoryview(value)[:1]) == b"["
+def _name(value: object) -> str | None:
+    """What is no text names nothing."""
+    return value if isinstance(value, str) else None
 
 
 def _restored(name: str | None, body: bytes) -> str | None:
@@ -347,6 +297,7 @@ Usage = tuple[int, int, int]
 def read_answer(answer: bytes) -> AnswerFields | None:
     """What is read of an answer or an event; None: it cannot be read."""
     try:
+        # Every answer: by itself, compiled.
         return _decode_answer(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
@@ -379,8 +330,5 @@ def usage_of_fields(usage: UsageFields) -> Usage | None:
 
 def owner_of_models(answer: bytes) -> str:
     """The owner of the first model in a list, by which engines are known."""
-    try:
-        data = decode_models(answer).data
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    return data[0].owned_by if data else ""
+    models = readable(decode_models, answer)
+    return models.data[0].owned_by if models is not None and models.data else ""

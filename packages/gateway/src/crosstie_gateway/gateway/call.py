@@ -6,9 +6,9 @@ from typing import Final
 from crosstie.wire.client import Connection
 from crosstie.wire.files import is_exhausted
 from crosstie.wire.way import TlsRefused
-from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.gateway.backend import FULL_S, Backend
 from crosstie_gateway.gateway.context import Context
-from crosstie_gateway.gateway.errors import without_address
+from crosstie_gateway.gateway.errors import AttemptFailure, without_address
 
 # A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
 _STALE_S: Final = 0.1
@@ -30,8 +30,8 @@ class BackendCall:
         """Sends what is asked on it."""
         raise NotImplementedError
 
-    def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
-        """No connection could be made; the backend's fault if it was `refused`, else the gateway's own."""
+    def failed(self, failure: AttemptFailure) -> None:
+        """No connection could be made, or it was lost."""
         raise NotImplementedError
 
     def dispatch(self) -> None:
@@ -52,20 +52,21 @@ class BackendCall:
             # Nobody's fault but the gateway's own; another backend may have a connection to spare.
             self.context.on_exhausted()
             why = "the gateway has no file left to open for a connection to a backend; try again later"
-            self.not_reached(why, 503, False, "gateway_exhausted")
+            self.failed(AttemptFailure(why, 503, fault=False, code="gateway_exhausted", retry_after_s=FULL_S))
         else:
             did = "is not to be trusted" if isinstance(result, TlsRefused) else "refused the connection"
-            self.not_reached(f"{self.who} {did}: {without_address(result)}", 502, True, "")
+            self.failed(AttemptFailure(f"{self.who} {did}: {without_address(result)}", 502, refused=True))
 
-    def asks_again(self) -> bool:
-        """After its connection is lost: whether that was a kept one, closed by its server while idle, so that another
-        is made."""
+    def on_lost(self, error: Exception | None) -> None:
+        """A kept connection that its server has closed while idle is replaced by another."""
         lost, self.connection = self.connection, None
         just_asked = self.context.now() - self.asked_at < _STALE_S * self.context.speed
         stale = lost is not None and lost.uses > 1 and not lost.answered and just_asked
         if stale:
             self.connect()
-        return stale
+            return
+        said = f": {without_address(error)}" if error else ""
+        self.failed(AttemptFailure(f"{self.who} cut the connection{said}", 502, refused=isinstance(error, TlsRefused)))
 
     def hang_up(self) -> None:
         """The engine sees its client go, and stops."""

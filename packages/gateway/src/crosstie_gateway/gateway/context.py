@@ -45,7 +45,7 @@ class Context:
         self.tracing: Tracing | None = None
         self.hosted: HostedModels | None = None
         self.adapters: AdapterLoader | None = None
-        self.keeper = SessionKeeper(loop, self.backends)
+        self.keeper = SessionKeeper(self.backends)
         self.workers: OtherWorkers | None = None
         self.tokenizing: Tokenizing | None = None
         self.plugins: Plugins | None = None

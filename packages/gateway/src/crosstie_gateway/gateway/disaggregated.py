@@ -23,9 +23,9 @@ from crosstie_gateway.gateway.attempt import Attempt
 from crosstie_gateway.gateway.backend import FULL, FULL_S, Backend
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.call import BackendCall
-from crosstie_gateway.gateway.errors import RequestRejected, asked_to_wait_s, without_address
+from crosstie_gateway.gateway.errors import AttemptFailure, RequestRejected, asked_to_wait_s
 from crosstie_gateway.gateway.exchange_state import ExchangeState
-from crosstie_gateway.gateway.fields import decode_parts, decode_prefilled
+from crosstie_gateway.gateway.fields import decode_parts, decode_prefilled, readable
 from crosstie_gateway.gateway.relay import WholeRelay
 from crosstie_gateway.gateway.roads import SERVED
 from crosstie_gateway.wire.request import Request
@@ -118,9 +118,9 @@ class PrefillLeg(BackendCall):
     def who(self) -> str:
         return self.attempt.who
 
-    def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
+    def failed(self, failure: AttemptFailure) -> None:
         self._end()
-        self.attempt.on_prefill_failed(why, status, fault=refused, refused=refused, code=code)
+        self.attempt.on_prefill_failed(failure)
 
     def go(self, connection: Connection) -> None:
         self.connection = connection
@@ -135,7 +135,7 @@ class PrefillLeg(BackendCall):
         self._size += len(data)
         if self._size > _MOST_ANSWER:
             self.drop()
-            self.attempt.on_prefill_failed(f"{self.who} answered with more than anybody asked for", 502)
+            self.attempt.on_prefill_failed(AttemptFailure(f"{self.who} answered with more than anybody asked for", 502))
             return
         self._pieces.append(data)
 
@@ -143,13 +143,6 @@ class PrefillLeg(BackendCall):
         self.connection = None
         self._end()
         self.attempt.on_prefill_answered(self)
-
-    def on_lost(self, error: Exception | None) -> None:
-        if self.asks_again():
-            return
-        self._end()
-        said = f": {without_address(error)}" if error else ""
-        self.attempt.on_prefill_failed(f"{self.who} cut the connection{said}", 502)
 
     def drop(self) -> None:
         self.hang_up()
@@ -190,7 +183,7 @@ class LedAttempt(Attempt):
         if choice is None:
             exchange.tried += tuple(replica.key for replica in self.pool.replicas)
             why = f"no prefill backend of pool {self.backend.pool.name} is left to ask"
-            exchange.on_attempt_failed(why, 503, fault=False)
+            self.failed(AttemptFailure(why, 503, fault=False))
             return
         replica, cached = choice
         backend = context.backends[replica.key]
@@ -260,7 +253,7 @@ class LedAttempt(Attempt):
             asked_s = asked_to_wait_s(leg.headers)
             leg.backend.full(asked_s, self.context.now(), self.context.speed)
             why = f"{self.who} is full ({leg.status})"
-            self.on_prefill_failed(why, leg.status, fault=False, retry_after_s=asked_s or FULL_S)
+            self.on_prefill_failed(AttemptFailure(why, leg.status, fault=False, retry_after_s=asked_s or FULL_S))
         elif leg.status >= 300:
             # To be told like the answer of any backend.
             super().drop()
@@ -271,42 +264,40 @@ class LedAttempt(Attempt):
             self._prefilled(leg)
 
     def _prefilled(self, leg: PrefillLeg) -> None:
-        try:
-            answer = decode_prefilled(leg.content)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.on_prefill_failed(f"{self.who} answered with something else than a JSON object", 502, wrong=True)
+        answer = readable(decode_prefilled, leg.content)
+        if answer is None:
+            self.on_prefill_failed(
+                AttemptFailure(f"{self.who} answered with something else than a JSON object", 502, wrong=True)
+            )
             return
         if not self.at_once:
             if bytes(answer.kv_transfer_params)[:1] != b"{":
                 why = f"{self.who} hands no cache over (no {_NIXL}): see its --kv-transfer-config"
-                self.on_prefill_failed(why, 502, wrong=True)
+                self.on_prefill_failed(AttemptFailure(why, 502, wrong=True))
                 return
             self.told = {_NIXL: answer.kv_transfer_params}
         leg.backend.succeeded()
         self.exchange.record.prefill = leg.backend.replica.key
         self.leg = None
         details = answer.usage.prompt_tokens_details if answer.usage is not None else None
-        if details is not None and details.cached_tokens is not None:
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        if type(cached) is int:
             # What it was really spared: so much less is charged.
-            self.flight.prediction = _holding(self.flight.prediction, float(max(details.cached_tokens, 0)))
+            self.flight.prediction = _holding(self.flight.prediction, float(max(cached, 0)))
         if not self.at_once:
             self.sent_at, self.asked_at = self.context.clock, self.context.now()
             super().start()
 
-    def on_prefill_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False, code: str = "",
-        retry_after_s: float = 0.0,
-    ) -> None:  # fmt: skip
+    def on_prefill_failed(self, failure: AttemptFailure) -> None:
         """Stops the decode backend from waiting; where it decodes already nothing fails."""
         if self.begun:
             self.leg = None
             return
         super().drop()
         self.relay = None
-        self.exchange.on_attempt_failed(
-            why, status, fault=fault, refused=refused, wrong=wrong, passed_on=False, code=code,
-            retry_after_s=retry_after_s,
-        )  # fmt: skip
+        # A prefill engine's own words are not about the answer that the client waits for.
+        failure.passed_on = False
+        self.failed(failure)
 
     # What the connection to the decode engine tells
 
@@ -382,9 +373,8 @@ class LedAttempt(Attempt):
 
 
 def _without_handover(content: bytes) -> bytes:
-    try:
-        parts = decode_parts(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    parts = readable(decode_parts, content)
+    if parts is None:
         return content
     parts.pop(_NIXL, None)
     return _encode(parts)

@@ -39,6 +39,18 @@ class RequestRejected(Exception):
         self.headers = headers
 
 
+class AttemptFailure:
+    """Why an attempt at a request has come to nothing. `fault`: the backend's own; `refused`: no connection was made;
+    `wrong`: it is set up wrongly; `passed_on`: its words may go to the client; `code`: the error's."""
+
+    def __init__(
+        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
+        passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
+    ):  # fmt: skip
+        self.why, self.status, self.fault, self.refused, self.wrong = why, status, fault, refused, wrong
+        self.passed_on, self.code, self.retry_after_s = passed_on, code, retry_after_s
+
+
 _ADDRESS: Final = re.compile(
     r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)|(?<=not valid) for '[^']*'|(?<=the proxy) '[^']*'"
 )

@@ -16,7 +16,7 @@ from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.context import Context
 from crosstie_gateway.gateway.disaggregated import LedAttempt
-from crosstie_gateway.gateway.errors import error_body, error_event, retry_after
+from crosstie_gateway.gateway.errors import AttemptFailure, error_body, error_event, retry_after
 from crosstie_gateway.gateway.exchange_state import ExchangeState
 from crosstie_gateway.gateway.handover import MOST_BROKEN, Handover
 from crosstie_gateway.gateway.passed import Passed, plainly_counted
@@ -168,17 +168,13 @@ class Exchange(ExchangeState):
     def _failed(
         self, backend: Backend, why: str, *, refused: bool = False, wrong: bool = False, surely: bool = False
     ) -> None:
-        was = backend.replica.up
-        backend.failed(why, self.context.now(), refused=refused, wrong=wrong, surely=surely)
-        if backend.replica.up != was:
+        if backend.failed(why, self.context.now(), refused=refused, wrong=wrong, surely=surely):
             self.context.on_backend_changed(backend)
 
-    def on_attempt_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
-        passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
-    ) -> None:  # fmt: skip
+    def on_attempt_failed(self, failure: AttemptFailure) -> None:
         """Tries another backend while the client has seen nothing, else says so."""
         attempt, context = self._present(), self.context
+        why, status, fault, refused = failure.why, failure.status, failure.fault, failure.refused
         pool, relay, now = attempt.backend.pool.name, attempt.relay, context.now()
         if refused:
             attempt.flight.billed_usd = 0.0
@@ -188,7 +184,7 @@ class Exchange(ExchangeState):
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
         # What only an operator can mend breaks no engine, and is told to nobody else.
-        passed_on, wrong = passed_on and not wrong, wrong or status == 404
+        passed_on, wrong = failure.passed_on and not failure.wrong, failure.wrong or status == 404
         if fault:
             if not refused and not self.reply.started:
                 self._suspects.append((blamed, why, wrong))
@@ -202,28 +198,28 @@ class Exchange(ExchangeState):
         if self.reply.started:
             self._go_on(attempt, why)
             return
-        self.code = code or _CODES.get(status, "upstream_failed")
+        self.code = failure.code or _CODES.get(status, "upstream_failed")
         if self.attempts <= context.serving.retries and self.broke < MOST_BROKEN:
             decision = context.router.decide(self.ask, now, exclude=self.tried)
             if decision.outcome == "send":
                 context.metrics.retries[pool] += 1
                 self.send(decision)
                 return
-            if decision.outcome == "wait" and decision.refusal == "cold":
-                # Its model was only there: it is loaded elsewhere, and this one waits for that like any other.
+            cold = decision.refusal == "cold"
+            if decision.outcome == "wait" and (cold or attempt.flight.spending is not None):
+                # Its model was only there, and is loaded elsewhere; or it was to be bought only because the fleet is
+                # full. It waits for that like any other.
                 context.metrics.retries[pool] += 1
-                self.ask.cold, self.attempt = True, None
+                if cold:
+                    self.ask.cold = True
+                else:
+                    self.ask.tried = self.tried
+                    if wrong:
+                        self._blame()
+                self.attempt = None
                 self.wait(now)
                 return
-            if decision.outcome == "wait" and attempt.flight.spending is not None:
-                # It was to be bought only because the fleet is full, and waits for that like any other.
-                context.metrics.retries[pool] += 1
-                if wrong:
-                    self._blame()
-                self.ask.tried, self.attempt = self.tried, None
-                self.wait(now)
-                return
-        able = not code and (fault or status in (429, 503)) and self.broke < MOST_BROKEN
+        able = not failure.code and (fault or status in (429, 503)) and self.broke < MOST_BROKEN
         if able and self.owner.fall_back(self, why):
             return
         self.status = status
@@ -232,10 +228,10 @@ class Exchange(ExchangeState):
             self._blame()
         if passed_on and isinstance(relay, WholeRelay) and relay.whole and attempt.status >= 400:
             # What the last engine said, in its own words.
-            relay.headers += retry_after(retry_after_s)
+            relay.headers += retry_after(failure.retry_after_s)
             relay.end()
         else:
-            self._answer(status, why, self.code, attempt.own_headers() + retry_after(retry_after_s))
+            self._answer(status, why, self.code, attempt.own_headers() + retry_after(failure.retry_after_s))
         self._close("failed" if status != 404 else "client error")
 
     def give_up(self, why: str) -> None:
@@ -344,7 +340,7 @@ class Exchange(ExchangeState):
 
     def _overdue(self, attempt: Attempt, why: str, *, fault: bool = True) -> None:
         attempt.drop()
-        self.on_attempt_failed(why, 504, fault=fault)
+        self.on_attempt_failed(AttemptFailure(why, 504, fault=fault))
 
     # Ends
 

@@ -6,6 +6,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.context import Context
+from crosstie_gateway.gateway.errors import AttemptFailure
 from crosstie_gateway.gateway.identity import context_of
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
@@ -72,12 +73,7 @@ class ExchangeState(ABC):
     def on_attempt_served(self) -> None: ...
 
     @abstractmethod
-    def on_attempt_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
-        passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
-    ) -> None:  # fmt: skip
-        """`fault`: the backend's; `refused`: no connection was made; `wrong`: it is set up wrongly; `passed_on`: its
-        words may go to the client; `code`: the error's, and after how long to try again."""
+    def on_attempt_failed(self, failure: AttemptFailure) -> None: ...
 
     # What a handover asks
 

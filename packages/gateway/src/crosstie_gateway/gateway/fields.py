@@ -1,7 +1,8 @@
 """The fields of bodies that the gateway decodes. Not compiled: compiled modules lose the annotations that msgspec
 reads."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,9 +24,10 @@ class Fields(msgspec.Struct):
     max_output_tokens: int | None = None
     n: int | None = None
     best_of: int | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
-    previous_response_id: str | None = None
+    # Of whatever kind: some engines do not look at them.
+    user: Any = None
+    prompt_cache_key: Any = None
+    previous_response_id: Any = None
     # What a model reads, in the bytes in which it came: of whichever API, since an engine may have all of them.
     messages: msgspec.Raw = ABSENT
     prompt: msgspec.Raw = ABSENT
@@ -51,10 +53,9 @@ class Fields(msgspec.Struct):
     grammar: msgspec.Raw = ABSENT
 
 
-# Fields that are kept as bytes: where they begin, those a model may only be held to, and all their names.
+# Fields that are kept as bytes: where they begin, and those that a model may only be held to.
 _NAMES = Fields.__struct_fields__
 READ_AT, HELD_TO_AT = _NAMES.index("messages"), _NAMES.index("chat_template")
-RAW = _NAMES[READ_AT:]
 
 
 class UsageFields(msgspec.Struct):
@@ -67,43 +68,27 @@ class UsageFields(msgspec.Struct):
     input_tokens_details: Any = None
 
 
-class CachedFields(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class PromptUsageFields(msgspec.Struct):
-    prompt_tokens_details: CachedFields | None = None
-
-
 class PrefilledFields(msgspec.Struct):
     """What a prefill engine answers: where to fetch the prompt's cache, and how much of it was there before."""
 
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
-    usage: PromptUsageFields | None = None
+    usage: UsageFields | None = None
 
 
 class ResponseFields(msgspec.Struct):
+    # Of whatever kind: an odd name makes no count wrong.
+    id: Any = ""
     usage: UsageFields | None = None
 
 
 class AnswerFields(msgspec.Struct):
+    id: Any = ""
     usage: UsageFields | None = None
     # The last event of a streamed response carries the whole response.
     response: ResponseFields | None = None
     # Whether they are there, and whether there is anything in it.
     choices: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
-
-
-class NameFields(msgspec.Struct):
-    id: str = ""
-
-
-class NamedFields(msgspec.Struct):
-    """What a response is called, or, in an event of one, the response in it."""
-
-    id: str = ""
-    response: NameFields | None = None
 
 
 class DeltaFields(msgspec.Struct):
@@ -150,6 +135,7 @@ class EndsFields(msgspec.Struct):
 
 
 class ModelFields(msgspec.Struct):
+    id: str = ""
     owned_by: str = ""
 
 
@@ -157,18 +143,24 @@ class ModelsFields(msgspec.Struct):
     data: list[ModelFields] = []
 
 
-# The same fields of whatever kind, and nothing for the others: there may be a hundred thousand.
-LooseFields = msgspec.defstruct("LooseFields", [(name, msgspec.Raw, ABSENT) for name in _NAMES])
-
-decode = msgspec.json.Decoder(Fields).decode
-decode_loosely = msgspec.json.Decoder(LooseFields).decode
-decode_name = msgspec.json.Decoder(str | None).decode
+# Engines take "16" and 16.0 for 16: such requests are counted like others. What neither reads so is refused here.
+decode = msgspec.json.Decoder(Fields, strict=False).decode
+decode_any = msgspec.json.Decoder().decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_prefilled = msgspec.json.Decoder(PrefilledFields).decode
 decode_answer = msgspec.json.Decoder(AnswerFields).decode
 decode_chunk = msgspec.json.Decoder(ChunkFields).decode
-decode_named = msgspec.json.Decoder(NamedFields).decode
 decode_ends = msgspec.json.Decoder(EndsFields).decode
 decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 decode_models = msgspec.json.Decoder(ModelsFields).decode
 decode_chunks = msgspec.json.Decoder(list[ChunkFields]).decode
+
+T = TypeVar("T")
+
+
+def readable(decode: Callable[[bytes], T], data: bytes) -> T | None:
+    """What it says; None: it cannot be read."""
+    try:
+        return decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

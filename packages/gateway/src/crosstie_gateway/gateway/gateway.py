@@ -29,16 +29,14 @@ from crosstie_gateway.gateway.adapters import AdapterLoader
 from crosstie_gateway.gateway.asks import ask_of
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody, read_body, read_form_body, with_model
-from crosstie_gateway.gateway.clients import Clients
 from crosstie_gateway.gateway.cold_start import ColdStarts
 from crosstie_gateway.gateway.context import Context
 from crosstie_gateway.gateway.disaggregated import check_led
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.exchange import Exchange
 from crosstie_gateway.gateway.health import probe, watch
-from crosstie_gateway.gateway.identity import context_of, is_id
+from crosstie_gateway.gateway.identity import Clients, context_of, is_id
 from crosstie_gateway.gateway.interfaces import CountedPrompt, PluginVerdict
-from crosstie_gateway.gateway.limits import Grant
 from crosstie_gateway.gateway.messages import error_message
 from crosstie_gateway.gateway.messages_reply import MessagesReply
 from crosstie_gateway.gateway.notices import Notice
@@ -157,15 +155,12 @@ class Gateway:
                 check_room(self.catalog, pool)
         return ways
 
-    def _load_adapters(self) -> None:
-        if self.live.adapters and self.context.adapters is None:
-            self.context.adapters = loader = AdapterLoader(self.loop, self.now, self.speed, self.notify)
-            self.metrics.sources.append(loader.families)
-
     def _connect(self) -> None:
         """A backend for each replica, those that were there before as they are."""
         self.metrics.expect(self.live.fleet)
-        self._load_adapters()
+        if self.live.adapters and self.context.adapters is None:
+            self.context.adapters = loader = AdapterLoader(self.loop, self.now, self.speed, self.notify)
+            self.metrics.sources.append(loader.families)
         self.live.sessions.let_go = self.context.keeper.let_go
         now, kept = self.now(), set()
         for replica in self.live.replicas():
@@ -216,9 +211,7 @@ class Gateway:
         for pool in self.live.pools:
             if pool.prefill is prefill:
                 for replica in pool.replicas:
-                    was = replica.up
-                    self.backends[replica.key].judge(now)
-                    if replica.up != was:
+                    if self.backends[replica.key].judge(now):
                         self.backend_changed(self.backends[replica.key])
 
     def exhausted(self) -> None:
@@ -269,28 +262,25 @@ class Gateway:
 
     def serve(self, request: Request, reply: Reply) -> None:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
-        request_id, path = self._request_id(request), request.path
-        guard, key_id = self.context.guard, 0
+        record, path, guard = self._record(request), request.path, self.context.guard
         filling: Filling | None = None
         if path == _MESSAGES:
             reply = MessagesReply(reply)
         try:
             if guard is not None:
-                key_id = guard.known(request)
+                record.key_id = guard.known(request)
             if isinstance(reply, MessagesReply):
                 request, filling = reply.chat_for(request)
             stored = path == _PATH and self.context.responses.is_stored
             if guard is not None and (stored or self.context.tokenizing is not None):
                 # Before its prompt is read.
-                guard.check_open(key_id)
+                guard.check_open(record.key_id)
         except RequestRejected as refused:
-            reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
+            self._refuse(request, reply, record, refused)
             return
-        record = RequestRecord(request_id, path, _time(), "", 0)
-        record.key_id = key_id
         if stored:
             go_on = lambda refused: self._prepared(request, reply, record, refused)  # noqa: E731
-            self.context.responses.prepare(request, reply, key_id, go_on)
+            self.context.responses.prepare(request, reply, record.key_id, go_on)
         elif filling is not None:
             self._fill(request, filling, lambda: self._prepared(request, reply, record, None))
         else:
@@ -307,7 +297,7 @@ class Gateway:
 
     def _prepared(self, request: Request, reply: Reply, record: RequestRecord, refused: RequestRejected | None) -> None:
         if refused is not None:
-            reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
+            self._refuse(request, reply, record, refused)
         elif self.context.tokenizing is None:
             self._serve(request, reply, record, None)
         else:
@@ -315,10 +305,13 @@ class Gateway:
 
     def _serve(self, request: Request, reply: Reply, record: RequestRecord, prompt: CountedPrompt | None) -> None:
         """`prompt`: as far as it is known. Its client may have gone."""
+        guard = self.context.guard
         try:
-            parsed, ask, record.grant = self._admitted(request, record.key_id, prompt)
+            parsed, ask = self.read(request, record.key_id, prompt)
+            if guard is not None:
+                record.grant = guard.admit(record.key_id, ask, self.context.serving.max_open_per_key)
         except RequestRejected as refused:
-            reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
+            self._refuse(request, reply, record, refused)
             return
         if self.exchange is None:
             exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
@@ -330,29 +323,19 @@ class Gateway:
         else:
             self._begin(exchange)
 
-    def _admitted(
-        self, request: Request, key_id: int, prompt: CountedPrompt | None
-    ) -> tuple[RequestBody, Ask, Grant | None]:
-        """What a request asks for, within the limits of its key. Raises RequestRejected."""
-        parsed, ask = self.read(request, key_id, prompt)
-        guard = self.context.guard
-        return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.context.serving.max_open_per_key)
-
     def serve_batched(self, request: Request, reply: Reply, key_id: int) -> None:
         """A request of a key's batch: at low priority and without targets, so the cheapest pool gets it."""
-        request_id, guard = self._request_id(request), self.context.guard
+        record, guard = self._record(request, key_id), self.context.guard
         try:
             if guard is not None:
                 guard.check_key(key_id)
             parsed, ask = self.read(request, key_id)
-            most = self.context.serving.max_open_per_key
-            grant = None if guard is None else guard.admit_batched(key_id, ask, most)
+            if guard is not None:
+                record.grant = guard.admit_batched(key_id, ask, self.context.serving.max_open_per_key)
         except RequestRejected as refused:
-            reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
+            self._refuse(request, reply, record, refused)
             return
         ask.priority, ask.ttft_s, ask.tpot_s = 0, None, None
-        record = RequestRecord(request_id, request.path, _time(), "", 0)
-        record.key_id, record.grant = key_id, grant
         exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
         # The next try of a batch costs nothing.
         exchange.held_until = -1.0
@@ -370,7 +353,7 @@ class Gateway:
             key_id = guard.key_of(request)
             guard.check_open(key_id)
         except RequestRejected as refused:
-            body, headers = self._refused_early(request, refused, self._request_id(request), key_id)
+            body, headers = self._refused(request, self._record(request, key_id), refused)
             raise BadRequest(refused.status, str(refused), body, headers) from None
         return key_id
 
@@ -578,18 +561,23 @@ class Gateway:
         if self.waiting.count:
             self.loop.call_soon(self._admit)
 
-    def _refused_early(
-        self, request: Request, refused: RequestRejected, request_id: bytes, key_id: int
-    ) -> tuple[bytes, bytes]:
+    def _record(self, request: Request, key_id: int = 0) -> RequestRecord:
+        record = RequestRecord(self._request_id(request), request.path, _time(), "", 0)
+        record.key_id = key_id
+        return record
+
+    def _refuse(self, request: Request, reply: Reply, record: RequestRecord, refused: RequestRejected) -> None:
+        reply.send(refused.status, *self._refused(request, record, refused))
+
+    def _refused(self, request: Request, record: RequestRecord, refused: RequestRejected) -> tuple[bytes, bytes]:
         """Counts and tells a request that no exchange was made of; its answer's body, and lines of its head."""
         self.metrics.refused[refused.code] += 1
-        record = RequestRecord(request_id, request.path, _time(), "refused", refused.status)
-        record.code, record.key_id = refused.code, key_id
+        record.how, record.status, record.code = "refused", refused.status, refused.code
         record.traceparent, context = context_of(request)
         if self.context.tracing is not None:
             record.trace = self.context.tracing.begin(record.path, context)
         self._tell(record, request)
-        headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
+        headers = b"x-request-id: %b\r\n%b" % (record.request_id, refused.headers) + retry_after(refused.retry_after_s)
         body = error_body(refused.status, str(refused), refused.code, refused.param)
         return error_message(refused.status, body) if request.path == _MESSAGES else body, headers
 

@@ -223,7 +223,9 @@ class Guard:
         team = self._team_of(whose, tokens.config.team_claim is not None)
         holder = self._subjects.get(whose.id)
         if holder is None:
-            holder = self._new_subject(whose)
+            if len(self._subjects) >= _MOST_SUBJECTS:
+                self._forget_subject()
+            holder = self._subjects[whose.id] = self._by_id[whose.id] = _subject(whose.id, whose.subject)
         elif holder.team is team:
             holder.explains = whose.explains
             return holder
@@ -241,13 +243,6 @@ class Guard:
         if whose.teams or claimed:
             raise self._refuse(403, "this token names no team that has access here", "unknown_team")
         return None
-
-    def _new_subject(self, whose: Verified) -> Holder:
-        if len(self._subjects) >= _MOST_SUBJECTS:
-            self._forget_subject()
-        holder = _subject(whose.id, whose.subject)
-        self._subjects[whose.id] = self._by_id[whose.id] = holder
-        return holder
 
     def _forget_subject(self) -> None:
         """Forgets the oldest without open requests and unwritten usage."""
@@ -426,7 +421,11 @@ class Guard:
         reserved_usd, more_usd = account.reserved_usd + held_usd, account.more_usd + held_more_usd
         for budget, spent, ends, period in self._check_spent(account, now):
             if spent + cost.usd > budget:
-                raise self._is_too_dear(account, cost.usd, budget, budget - spent, period, ends - now)
+                why = (
+                    f"this may cost {cost.usd:.2g} USD, and {budget - spent:.2g} are left of {account.whose}'s "
+                    f"{budget:g} a {period} (UTC): ask for a shorter answer (max_tokens), or fewer"
+                )
+                raise self._refuse(429, why, "insufficient_quota", ends - now, _IN_VAIN)
             taken = spent + reserved_usd + cost.usd
             alone = more_usd <= _NOBODY_USD or cost.more_usd <= _NOBODY_USD
             if taken > budget or not (alone or taken + more_usd + cost.more_usd <= budget * _AT_WORST):
@@ -451,15 +450,6 @@ class Guard:
                 why = f"{account.whose}'s budget of {budget:g} USD a {period} (UTC) is spent"
                 raise self._refuse(429, why, "insufficient_quota", ends - now, _IN_VAIN)
         return budgets
-
-    def _is_too_dear(
-        self, account: Account, usd: float, budget: float, left: float, period: str, ends_s: float
-    ) -> RequestRejected:
-        why = (
-            f"this may cost {usd:.2g} USD, and {left:.2g} are left of {account.whose}'s {budget:g} a {period} (UTC): "
-            "ask for a shorter answer (max_tokens), or fewer"
-        )
-        return self._refuse(429, why, "insufficient_quota", ends_s, _IN_VAIN)
 
     def _next_day(self, now: float) -> None:
         """Midnight has passed since the store was last heard."""

@@ -43,9 +43,7 @@ async def watch(context: Context, backend: Backend) -> None:
         else:
             # An engine that comes back has another load.
             read_at = -inf
-        was = backend.replica.up
-        backend.judge(context.now())
-        if backend.replica.up != was:
+        if backend.judge(context.now()):
             context.on_backend_changed(backend)
         await asyncio.sleep(max(min(serving.metrics_every_s, due - context.loop.time()), 0.05))
 
@@ -73,11 +71,10 @@ async def probe(context: Context, backend: Backend) -> None:
             context.on_exhausted()
             return
         fault = f"its health check failed: {without_address(error)}"
-    was = backend.replica.up
-    backend.probed(fault, context.now(), refused=refused, answered=answered)
+    changed = backend.probed(fault, context.now(), refused=refused, answered=answered)
     if context.workers is not None:
         context.workers.probed(backend, fault, refused=refused)
-    if backend.replica.up != was:
+    if changed:
         context.on_backend_changed(backend)
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 from crosstie.route.ask import Ask
 from crosstie.route.held import PromptTokens
 from crosstie.route.live import Replica
-from crosstie_gateway.gateway.backend import Backend, EngineLoad
+from crosstie.route.load import EngineLoad
+from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 

@@ -5,13 +5,13 @@ SGLang started with --enable-session-radix-cache evicts what no session refers t
 docs/advanced_features/session_radix_cache.mdx). Not compiled, since it waits for sockets.
 """
 
-import asyncio
 import contextlib
 import os
 
 from crosstie.route.live import Flight
 from crosstie.route.load import ReplicaLoad
 from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.wire.tasks import Tasks
 
 _PATIENCE_S = 5.0
 
@@ -19,11 +19,11 @@ _PATIENCE_S = 5.0
 class SessionKeeper:
     """`backends`: by the replica's key."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, backends: dict[str, Backend]):
-        self._loop, self._backends = loop, backends
+    def __init__(self, backends: dict[str, Backend]):
+        self._backends = backends
         # Other workers have sessions of the same numbers.
         self._run = os.urandom(6).hex()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Tasks()
 
     def member(self, flight: Flight) -> bytes:
         """What a request says of its session; nothing where it is not likely to come back."""
@@ -34,9 +34,7 @@ class SessionKeeper:
     def let_go(self, replica: ReplicaLoad, number: int) -> None:
         backend = self._backends.get(replica.key)
         if backend is not None and backend.replica.up:
-            task = self._loop.create_task(self._close(backend, self._name(number)))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn(self._close(backend, self._name(number)))
 
     def close(self) -> None:
         for task in self._closing:

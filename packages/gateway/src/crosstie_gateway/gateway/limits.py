@@ -177,14 +177,9 @@ class Window:
 def rate_headers(requests: Window, more_requests: int, tokens: Window, more_tokens: int) -> bytes:
     """OpenAI's headers for those of both that have a limit, after so much more has been let in."""
     lines = b""
-    if requests.limit:
-        lines = _REQUESTS % (
-            requests.limit,
-            requests.left(more_requests),
-            _SPANS[ceil(requests.reset_s(more_requests))],
-        )
-    if tokens.limit:
-        lines += _TOKENS % (tokens.limit, tokens.left(more_tokens), _SPANS[ceil(tokens.reset_s(more_tokens))])
+    for form, window, more in ((_REQUESTS, requests, more_requests), (_TOKENS, tokens, more_tokens)):
+        if window.limit:
+            lines += form % (window.limit, window.left(more), _SPANS[ceil(window.reset_s(more))])
     return lines
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie_gateway.gateway.body import usage_of_fields
 from crosstie_gateway.gateway.errors import RequestRejected
-from crosstie_gateway.gateway.fields import CachedFields
+from crosstie_gateway.gateway.fields import UsageFields, decode_any, readable
 from crosstie_gateway.gateway.roads import MESSAGES
-from crosstie_gateway.wire.outline import Outline, left_out
+from crosstie_gateway.wire.outline import left_out
 from crosstie_gateway.wire.request import Request
 
 Json = dict[str, Any]
@@ -65,17 +66,11 @@ class ChatChoice(msgspec.Struct):
     stop_reason: str | int | None = None
 
 
-class ChatUsage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int | None = 0
-    prompt_tokens_details: CachedFields | None = None
-
-
 class ChatAnswer(msgspec.Struct):
     id: str = ""
     model: str = ""
     choices: list[ChatChoice] = []
-    usage: ChatUsage | None = None
+    usage: UsageFields | None = None
     error: msgspec.Raw = msgspec.Raw()
 
 
@@ -86,13 +81,19 @@ _encode = msgspec.json.Encoder().encode
 def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json]:
     """A request of Messages as a chat, and that chat without its long strings. `counting`: it is only counted; else
     they have yet to be filled into the request too. Raises RequestRejected."""
-    body, outline = request.body, request.outline
+    body, outline, left = request.body, request.outline, _MOST_TOOL_INPUT
+
+    def filled(text: bytes) -> bytes:
+        """A tool's input, JSON that becomes a string: its long strings are encoded again, so its size is limited."""
+        nonlocal left
+        left -= len(text) + left_out(text)
+        if left < 0:
+            raise BadInput(f"messages: the inputs of tools have more than {_MOST_TOOL_INPUT >> 20} MiB")
+        return text if outline is None else outline.filled(text, body)[0]
+
     try:
-        if outline is None:
-            chat = chat_of(body, counting=counting)
-        else:
-            # Long strings go over as they are: to decode and encode thirty megabytes would keep everybody waiting.
-            chat = chat_of(outline.text, counting=counting, filled=_ToolInputs(outline, body).filled)
+        # Long strings go over as they are: to decode and encode thirty megabytes would keep everybody waiting.
+        chat = chat_of(body if outline is None else outline.text, counting=counting, filled=filled)
     except BadInput as error:
         raise RequestRejected(400, str(error), "bad_request") from None
     made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
@@ -100,20 +101,6 @@ def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json
         made.body, made.outline = outline.filled(made.body, body)
     made.model, made.peer = request.model, request.peer
     return made, chat
-
-
-class _ToolInputs:
-    """Inputs of tools are JSON that becomes a string: their long strings are encoded again, so their size is
-    limited."""
-
-    def __init__(self, outline: Outline, body: bytes):
-        self._outline, self._body, self._left = outline, body, _MOST_TOOL_INPUT
-
-    def filled(self, text: bytes) -> bytes:
-        self._left -= len(text) + left_out(text)
-        if self._left < 0:
-            raise BadInput(f"messages: the inputs of tools have more than {_MOST_TOOL_INPUT >> 20} MiB")
-        return self._outline.filled(text, self._body)[0]
 
 
 class BodyPart:
@@ -301,13 +288,10 @@ def _output(config: BodyPart) -> Json:
     return said
 
 
-def usage_fields(usage: ChatUsage | None) -> Json:
+def usage_fields(usage: UsageFields | None) -> Json:
     """Cached tokens are not among the input tokens there."""
-    if usage is None:
-        return {"input_tokens": 0, "output_tokens": 0}
-    details = usage.prompt_tokens_details
-    cached = min((details.cached_tokens or 0) if details else 0, usage.prompt_tokens)
-    said = {"input_tokens": usage.prompt_tokens - cached, "output_tokens": usage.completion_tokens or 0}
+    given, made, cached = (usage_of_fields(usage) if usage is not None else None) or (0, 0, 0)
+    said = {"input_tokens": given - cached, "output_tokens": made}
     return {**said, "cache_read_input_tokens": cached} if cached else said
 
 
@@ -349,13 +333,11 @@ def _arguments(function: FunctionFields) -> Any:
 
 def error_message(status: int, answer: bytes) -> bytes:
     """An engine's or the gateway's error, as the other API's clients know it."""
-    said = ""
-    try:
-        error = msgspec.json.decode(answer)
-        if isinstance(error, dict):
-            inner = error.get("error", error)
-            said = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    error, said = readable(decode_any, answer), ""
+    if isinstance(error, dict):
+        inner = error.get("error", error)
+        said = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
+    elif error is None:
         said = answer.decode(errors="replace")
     kind = _ERRORS.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
     return _encode({"type": "error", "error": {"type": kind, "message": said}})

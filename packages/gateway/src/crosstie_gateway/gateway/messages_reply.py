@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 
 from crosstie.wire.sse import payloads
+from crosstie_gateway.gateway.fields import UsageFields, readable
 from crosstie_gateway.gateway.messages import (
     ChatAnswer,
     ChatChoice,
-    ChatUsage,
     SaidFields,
     chat_for,
     decode_chat,
@@ -49,7 +49,7 @@ class MessagesReply(Reply):
         self._kind = ""
         self._call = -1
         self._last = ChatChoice()
-        self._usage: ChatUsage | None = None
+        self._usage: UsageFields | None = None
 
     def chat_for(self, request: Request) -> tuple[Request, Filling | None]:
         """What the client asked for, as a chat, and how its long strings come into it. Raises RequestRejected."""
@@ -97,20 +97,19 @@ class MessagesReply(Reply):
     def _translated(self, body: bytes) -> bytes:
         if self._status >= 300:
             return error_message(self._status, body)
-        try:
-            return message_of(decode_chat(body))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._status = 502
-            return error_message(502, b'{"error":{"message":"the engine\'s answer is none to a chat"}}')
+        chat = readable(decode_chat, body)
+        if chat is not None:
+            return message_of(chat)
+        self._status = 502
+        return error_message(502, b'{"error":{"message":"the engine\'s answer is none to a chat"}}')
 
     # A stream
 
     def _said(self, payload: bytes) -> bytes:
         if payload == _DONE:
             return self._ending()
-        try:
-            chunk = decode_chat(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        chunk = readable(decode_chat, payload)
+        if chunk is None:
             return b""
         if len(chunk.error):
             self._ended = True

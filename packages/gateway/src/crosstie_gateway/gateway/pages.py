@@ -9,9 +9,10 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
 from crosstie.route.disaggregated import choose_prefill
 from crosstie.route.live import Replica
-from crosstie_gateway.gateway.cors import answers_browser
+from crosstie_gateway.gateway.attempt import OWN_HEADERS
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.gateway.guard import Guard
 from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie_gateway.gateway.messages import COUNT_TOKENS, chat_for, error_message
 from crosstie_gateway.gateway.record import RequestRecord
@@ -25,6 +26,9 @@ _RESPONSES = "/v1/responses/"
 _BATCHED = ("/v1/files", "/v1/batches")
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
+# What pages of other origins may read of an answer, and how long browsers remember that they may ask.
+_EXPOSED = b"access-control-expose-headers: %b\r\n" % b", ".join((*OWN_HEADERS, b"retry-after"))
+_REMEMBERED_S = 600
 _JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -58,15 +62,7 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             if gateway.ops_apart:
                 reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
                 return
-            try:
-                guard = gateway.context.guard
-                if path == "/metrics" and guard is not None:
-                    # They name backends, teams and their spending: not for all who have keys.
-                    guard.may_explain(guard.known(request), "metrics")
-            except RequestRejected as refused:
-                _refuse(request, reply, refused)
-            else:
-                _watched(gateway, request, reply)
+            _watched(gateway, request, reply, gateway.context.guard)
             return
         if path in _COUNTING and gateway.context.tokenizing is not None:
             _count_first(gateway.context.tokenizing, gateway, request, reply)
@@ -74,6 +70,26 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             _tell(gateway, request, reply, None)
 
     return gateway.front(handle)
+
+
+def answers_browser(origins: tuple[str, ...], request: Request, reply: Reply) -> bool:
+    """Whether it was a browser's preflight (CORS), answered here; other answers will say whether the page may read
+    them. Keys come in headers that a page sets, never in cookies: credentials are not allowed."""
+    origin = request.headers.get(b"origin")
+    if origin is None:
+        return False
+    allowed = "*" in origins or origin.decode("latin-1") in origins
+    if allowed:
+        named = b"*" if "*" in origins else origin
+        reply.lines = b"access-control-allow-origin: %b\r\nvary: origin\r\n%b" % (named, _EXPOSED)
+    if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
+        return False
+    wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+    may = b"access-control-allow-methods: GET, POST\r\naccess-control-allow-headers: %b\r\n" % wanted
+    may += b"access-control-max-age: %d\r\n" % _REMEMBERED_S
+    reply.start(204, may if allowed else b"", 0)
+    reply.end()
+    return True
 
 
 def _count_first(tokenizing: Tokenizing, gateway: Gateway, request: Request, reply: Reply) -> None:
@@ -110,20 +126,27 @@ def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
     def handle(request: Request, reply: Reply) -> None:
         path = tidy_path(request)
         if path in OPS:
-            _watched(gateway, request, reply)
+            _watched(gateway, request, reply, None)
         else:
             reply.send(404, error_body(404, f"there is no {path}; here are {', '.join(OPS)}", "not_found"))
 
     return handle
 
 
-def _watched(gateway: Gateway, request: Request, reply: Reply) -> None:
+def _watched(gateway: Gateway, request: Request, reply: Reply, guard: Guard | None) -> None:
+    """`guard`: of a port that is for clients as well."""
     workers = gateway.context.workers
+    try:
+        if request.path == "/metrics" and guard is not None:
+            # They name backends, teams and their spending: not for all who have keys.
+            guard.may_explain(guard.known(request), "metrics")
+    except RequestRejected as refused:
+        _refuse(request, reply, refused)
+        return
     if request.path == "/metrics" and request.method == "GET" and workers is not None:
         workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
     else:
-        status, body, kind = _page(gateway, request)
-        reply.send(status, body, content_type=kind)
+        _tell(gateway, request, reply, None)
 
 
 def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = None) -> tuple[int, bytes, bytes]:
@@ -135,12 +158,12 @@ def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = Non
     if page is None and path.startswith("/v1/models/"):
         page = _model
     if page is None and path.startswith(_BATCHED):
-        return 404, error_body(404, "no batches here: the gateway was started without --batches", "not_found"), _JSON
+        raise RequestRejected(404, "no batches here: the gateway was started without --batches", "not_found")
     if page is None and counting is None:
-        return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
+        raise RequestRejected(404, f"there is no {path}; the API is under /v1", "not_found")
     wanted = ("POST",) if counting is not None else ("GET", "HEAD")
     if page is None or method not in wanted:
-        return 405, error_body(405, f"{path} takes {wanted[0]}", "method_not_allowed"), _JSON
+        raise RequestRejected(405, f"{path} takes {wanted[0]}", "method_not_allowed")
     return page(gateway, request)
 
 
@@ -198,7 +221,7 @@ def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     name = unquote(request.path.removeprefix("/v1/models/"))
     listed = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
     if listed is None:
-        return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON
+        raise RequestRejected(404, f"no pool serves '{name}'", "model_not_found")
     return 200, _encode(listed), _JSON
 
 
@@ -257,7 +280,7 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
             "modalities": sorted(ask.modalities),
         },
         "considered": [
-            _considered(considered, names) | _of_late(gateway, considered)
+            _considered(gateway, considered, names)
             for considered in decision.considered
             if guard is None or guard.may_see(key_id, considered.pool)
         ],
@@ -316,8 +339,8 @@ def _names(gateway: Gateway) -> dict[str, str]:
     }
 
 
-def _considered(considered: Considered, names: dict[str, str]) -> dict[str, object]:
-    seen = considered.prediction
+def _considered(gateway: Gateway, considered: Considered, names: dict[str, str]) -> dict[str, object]:
+    seen, counts = considered.prediction, gateway.metrics.pools.get(considered.pool)
     return {
         "pool": considered.pool,
         "replica": None if considered.backend is None else names[considered.backend],
@@ -333,13 +356,9 @@ def _considered(considered: Considered, names: dict[str, str]) -> dict[str, obje
             "cached_tokens": seen.cached_tokens,
             "joules": considered.joules,
         },
+        # What the pool's last requests saw, beside what was predicted of each at its own moment.
+        "of_late": counts.of_late() if counts is not None else None,
     }
-
-
-def _of_late(gateway: Gateway, considered: Considered) -> dict[str, object]:
-    """What the pool's last requests saw, beside what was predicted of each at its own moment."""
-    counts = gateway.metrics.pools.get(considered.pool)
-    return {"of_late": counts.of_late() if counts is not None else None}
 
 
 _PAGES: dict[str, Page] = {

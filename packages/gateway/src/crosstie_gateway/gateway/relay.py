@@ -7,8 +7,8 @@ from math import ceil
 from typing import Final
 
 from crosstie.wire.sse import Events, payloads
+from crosstie_gateway.gateway.answers import Choices
 from crosstie_gateway.gateway.body import Usage, read_answer, usage_in, usage_of
-from crosstie_gateway.gateway.choices import Choices
 from crosstie_gateway.gateway.fields import AnswerFields
 from crosstie_gateway.gateway.seam import Seam
 from crosstie_gateway.gateway.transcript import DONE, Transcript, is_done
@@ -214,7 +214,7 @@ class StreamRelay:
         opening = self._opening
         if self.has_error or _has_error(data):
             self.has_error = True
-            match = None if self.client_error_status or _is_full(opening) else _CLIENT_ERROR.search(data)
+            match = None if self.client_error_status or len(opening) >= _MOST_ERROR else _CLIENT_ERROR.search(data)
             if match is not None:
                 self.client_error_status = int(match[1])
         elif self.unsaid is opening or _ABORTED.search(data):
@@ -321,10 +321,6 @@ class StreamRelay:
             self.reply.start(self.status, self.headers, None)
             self.reply.write(bytes(self._opening))
         self.reply.end()
-
-
-def _is_full(kept: bytearray) -> bool:
-    return len(kept) >= _MOST_ERROR
 
 
 def _keep(kept: bytearray, data: bytes) -> None:

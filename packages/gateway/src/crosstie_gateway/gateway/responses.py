@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from crosstie.wire.sse import payloads
 from crosstie_gateway.gateway.errors import RequestRejected
-from crosstie_gateway.gateway.fields import decode_named
+from crosstie_gateway.gateway.fields import decode_answer, readable
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
@@ -64,8 +62,6 @@ def _id_of(relay: StreamRelay | WholeRelay | None) -> str:
 
 
 def _named(said: bytes) -> str:
-    try:
-        named = decode_named(said)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    return named.response.id if named.response is not None else named.id
+    answer = readable(decode_answer, said)
+    name = "" if answer is None else answer.id if answer.response is None else answer.response.id
+    return name if isinstance(name, str) else ""

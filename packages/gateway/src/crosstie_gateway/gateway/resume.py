@@ -11,7 +11,7 @@ import msgspec
 
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
-from crosstie_gateway.gateway.fields import decode_parts
+from crosstie_gateway.gateway.fields import decode_any, decode_parts
 from crosstie_gateway.gateway.transcript import Transcript
 
 Parts = dict[str, msgspec.Raw]
@@ -48,7 +48,6 @@ _CHAT_ONLY = (
 _REASONING = ("<think>", "</think>")
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 
 
 class CannotResume(Exception):
@@ -97,7 +96,7 @@ class Continuation:
             self._prompt = _one_prompt(self._value("prompt"))
 
     def _value(self, key: str) -> Any:
-        return _decode(self.parts[key]) if key in self.parts else None
+        return decode_any(self.parts[key]) if key in self.parts else None
 
     def _check_seam(self) -> None:
         if self.text.endswith("\ufffd"):
@@ -135,7 +134,7 @@ class Continuation:
             raise CannotResume("messages")
 
     def _last_message(self) -> Json:
-        last = _decode(self._messages[-1]) if self._messages else {}
+        last = decode_any(self._messages[-1]) if self._messages else {}
         if not isinstance(last, dict):
             raise CannotResume("messages")
         return last

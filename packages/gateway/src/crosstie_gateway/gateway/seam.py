@@ -7,14 +7,13 @@ import msgspec
 
 from crosstie.wire.sse import event, payloads
 from crosstie_gateway.gateway.body import Usage
-from crosstie_gateway.gateway.fields import ChunkFields
+from crosstie_gateway.gateway.fields import ChunkFields, decode_any, readable
 
 _CHAT_CHUNK = "chat.completion.chunk"
 _NAMES = ("id", "created", "model", "system_fingerprint")
 _DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 Json = dict[str, Any]
 
 
@@ -42,10 +41,7 @@ class Seam:
     def joined(self, events: bytes) -> bytes:
         joined: list[bytes] = []
         for payload in payloads(events):
-            try:
-                said = _decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                said = None
+            said = readable(decode_any, payload)
             if isinstance(said, dict) and isinstance(said.get("choices"), list):
                 joined += self._joined(said)
             else:

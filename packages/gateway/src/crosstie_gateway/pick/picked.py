@@ -19,6 +19,7 @@ from crosstie_gateway.gateway.attempt import CREDENTIALS, Attempt
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.context import Context
+from crosstie_gateway.gateway.errors import AttemptFailure
 from crosstie_gateway.gateway.exchange import Exchange, ExchangeOwner
 from crosstie_gateway.gateway.handover import MOST_BROKEN
 from crosstie_gateway.gateway.record import RequestRecord
@@ -87,17 +88,11 @@ class PickedExchange(Exchange):
         if not (isinstance(self.attempt, PickedAttempt) and self.attempt.picked):
             super().check(now)
 
-    def on_attempt_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
-        passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
-    ) -> None:  # fmt: skip
+    def on_attempt_failed(self, failure: AttemptFailure) -> None:
         if isinstance(self.attempt, PickedAttempt) and self.attempt.picked:
             # Envoy has tried all that it was told; it cannot be told of others any more.
             self.broke = MOST_BROKEN
-        super().on_attempt_failed(
-            why, status, fault=fault, refused=refused, wrong=wrong, passed_on=passed_on, code=code,
-            retry_after_s=retry_after_s,
-        )  # fmt: skip
+        super().on_attempt_failed(failure)
 
     def passed_over(self, backend: Backend) -> None:
         """Envoy went on to the next endpoint."""
@@ -209,7 +204,7 @@ class PickedAttempt(Attempt):
         nobody = any(word in said for word in _NOBODY)
         refused = any(word in said for word in _UNCONNECTED)
         why = f"Envoy had no answer from {self.who}: {said}"
-        self.exchange.on_attempt_failed(why, self.status, fault=not nobody, refused=refused, passed_on=False)
+        self.failed(AttemptFailure(why, self.status, fault=not nobody, refused=refused, passed_on=False))
 
     def _envoys_own(self) -> str:
         """Envoy's words for having no answer of a backend; empty: it has one."""

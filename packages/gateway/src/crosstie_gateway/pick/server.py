@@ -13,8 +13,6 @@ _HEALTH = "grpc.health.v1.Health"
 _LIVENESS = "liveness"
 _CHECKED = ("", "readiness", EXT_PROC)
 _SERVING, _NOT_SERVING, _UNKNOWN = 1, 2, 3
-# How often those who watch its health are told of a change.
-_WATCH_S = 0.2
 
 
 class PickCalls:
@@ -25,7 +23,6 @@ class PickCalls:
         self._methods: Methods = {
             b"/%b/Process" % EXT_PROC.encode(): lambda call: _Processing(call, self),
             b"/%b/Check" % _HEALTH.encode(): lambda call: _Check(call, self),
-            b"/%b/Watch" % _HEALTH.encode(): lambda call: _Watch(call, self),
         }
 
     def speak(self, server: Server) -> GrpcConnection:
@@ -94,21 +91,3 @@ class _Check:
     def prepare(self) -> None: ...
     def busy(self) -> bool:
         return False
-
-
-class _Watch(_Check):
-    def __init__(self, call: Call, calls: PickCalls):
-        super().__init__(call, calls)
-        self._told = -1
-
-    def on_end(self) -> None:
-        self._look()
-
-    def _look(self) -> None:
-        if self._call.over or self._service is None:
-            return
-        status = self._calls.status(self._service)
-        if status != self._told:
-            self._told = status
-            self._call.say(health(status))
-        self._call.on.server.loop.call_later(_WATCH_S, self._look)

@@ -106,16 +106,8 @@ class PickStream(ServerConnection):
         """The call has ended: the client or Envoy has gone, or all was said."""
         if not self.closed:
             self.closed = self._socket.closed = True
-            self._give_up()
-
-    def _give_up(self) -> None:
-        """Tells the gateway that its client has gone."""
-        self._request = None
-        self._hold(0)
-        reply, self.current = self.current, None
-        if reply is not None and reply.watcher is not None:
-            watcher, reply.watcher = reply.watcher, None
-            watcher.on_client_gone()
+            self._request = None
+            self.tell_gone()
 
     def _begin(self, message: messages.Said) -> None:
         fields = message.fields
@@ -177,7 +169,8 @@ class PickStream(ServerConnection):
             # Envoy answers by itself, before anything was picked: nothing here is waited for any more.
             self._say(messages.headed((), ()))
             self._passes = True
-            self._give_up()
+            self._request = None
+            self.tell_gone()
             return
         self._status = int(dict(fields).get(b":status", b"0"))
         self._came = [(name, value) for name, value in fields if not name.startswith(b":")]

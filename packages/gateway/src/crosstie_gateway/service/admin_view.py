@@ -160,7 +160,7 @@ def _backend_view(gateway: Gateway, replica: Replica, source: Source, now: float
         tpot_correction=replica.tpot.factor(now),
         reported=reported
         and ReportedView(
-            reported.running, reported.waiting, reported.kv_used_fraction, (now - reported.at) / gateway.speed
+            reported.running, reported.waiting, reported.kv_used_fraction, (now - replica.reported_at) / gateway.speed
         ),
         side=replica.pool.side,
         engine=backend.engine,

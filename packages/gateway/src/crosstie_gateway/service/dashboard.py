@@ -15,8 +15,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from crosstie_gateway.gateway.clients import Clients
+from crosstie.core.errors import CrosstieError
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
+from crosstie_gateway.gateway.identity import Clients
 from crosstie_gateway.gateway.interfaces import OwnPages
 from crosstie_gateway.service.admin import Administration
 from crosstie_gateway.service.admin_view import DecisionView, spread

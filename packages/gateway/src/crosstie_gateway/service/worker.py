@@ -15,7 +15,8 @@ from time import monotonic
 
 from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family
-from crosstie_gateway.gateway.backend import Backend, EngineLoad
+from crosstie.route.load import EngineLoad
+from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.health import REFUSES
 from crosstie_gateway.gateway.interfaces import OtherWorkers
 from crosstie_gateway.service.process import Component, GatewayProcess

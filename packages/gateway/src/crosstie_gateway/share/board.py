@@ -12,10 +12,9 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from math import exp, inf
 from time import monotonic
 
-from crosstie.route.load import RATE_S
+from crosstie.route.load import LOAD_FIELDS, SharedLoad, combined
 
 # Places for replicas and for keys: memory that nobody has written to costs nothing.
 REPLICAS, KEYS = 4096, 32768
@@ -26,15 +25,11 @@ COMMON = (
     "busy_until", "open_until",
 )  # fmt: skip
 _BUSY = COMMON.index("busy_until")
-OWN = (
-    "changed", "used", "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate",
-    "rate_at", "ttft_urgency", "tpot_urgency", "head_at", "head_tokens", "first_at",
-)  # fmt: skip
-_IN_FLIGHT, _RATE = OWN.index("in_flight"), OWN.index("prompt_rate")
+OWN = ("changed", "used", *LOAD_FIELDS)
+# The first of them, and the place among these of the rate.
+_IN_FLIGHT, _RATE = OWN.index("in_flight"), LOAD_FIELDS.index("prompt_rate")
 # Clients that a process may have more than another and still take the next; and more than any has.
 _MORE, _MANY = 2, 10**9
-# As long ago as never.
-LONG_AGO_S = 1e6
 # How long peers' numbers are believed without news of peers.
 SILENT_S = 3.0
 
@@ -195,10 +190,6 @@ class Board:
         return at > 0.0 and self._now() - at < SILENT_S
 
 
-def _age(now: float, moment: float) -> float:
-    return min(max(now - moment, 0.0), LONG_AGO_S)
-
-
 class Cell:
     """One replica, as one process writes of it and reads what the others wrote."""
 
@@ -225,25 +216,11 @@ class Cell:
         self._seen: tuple[float, ...] = ()
         self._heard = False
 
-    def write(
-        self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
-        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float, head_at: float = inf,
-        head_tokens: float = 0.0, first_at: float = -inf,
-    ) -> None:  # fmt: skip
-        numbers, rows = self._numbers, self._rows
-        at = self._first + _IN_FLIGHT * rows + self._row
-        numbers[at] = in_flight
-        numbers[at := at + rows] = waiting
-        numbers[at := at + rows] = waiting_tokens
-        numbers[at := at + rows] = held_tokens
-        numbers[at := at + rows] = decoding_tokens
-        numbers[at := at + rows] = prompt_rate
-        numbers[at := at + rows] = rate_at
-        numbers[at := at + rows] = ttft_urgency
-        numbers[at := at + rows] = tpot_urgency
-        numbers[at := at + rows] = head_at
-        numbers[at := at + rows] = head_tokens
-        numbers[at + rows] = first_at
+    def write(self, load: SharedLoad) -> None:
+        at = self._first + _IN_FLIGHT * self._rows + self._row
+        for number in load:
+            self._numbers[at] = number
+            at += self._rows
         self._stamp()
 
     def _stamp(self) -> None:
@@ -267,33 +244,21 @@ class Cell:
         count: float = sum(values) - values[self._row]
         return int(count if self._board.hears else count - values[-1])
 
-    def read(self) -> list[tuple[float, ...]]:
+    def read(self) -> list[SharedLoad]:
         """The numbers of each other row that has or lately had something in flight."""
         # Stamps before the numbers, since others may write meanwhile.
         self._seen = self._row_of.unpack_from(self._memory, self._first_byte)
         self._heard = self._board.hears
-        rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
-        loads = []
-        for row in self._others if self._heard else self._others[:-1]:
-            if values[_IN_FLIGHT * rows + row] or values[_RATE * rows + row]:
-                loads.append(values[_IN_FLIGHT * rows + row :: rows])
-        return loads
+        return self._loads(self._others if self._heard else self._others[:-1])
 
-    def of_this_machine(self, now: float) -> tuple[float, ...]:
-        """The sum of all processes, rates as of now, as peers are told it."""
+    def _loads(self, of: list[int]) -> list[SharedLoad]:
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
-        own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
-        counts = [sum(row[field] for row in own) for field in range(5)]
-        rate = sum(row[5] * exp(-max(now - row[6], 0.0) / RATE_S) for row in own)
-        return (*counts, rate, max(row[7] for row in own), max(row[8] for row in own))
+        loads = [values[_IN_FLIGHT * rows + row :: rows] for row in of]
+        return [load for load in loads if load[0] or load[_RATE]]
 
-    def head_of_this_machine(self, now: float) -> tuple[float, float, float]:
-        """Age and tokens of the first waiting request of all processes, and the age of the last first token."""
-        rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
-        own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
-        head_at, tokens = min([(row[9], row[10]) for row in own if row[1]], default=(-inf, 0.0))
-        first_at = max([row[11] for row in own if row[0]], default=-inf)
-        return _age(now, head_at), tokens, _age(now, first_at)
+    def of_this_machine(self, now: float) -> SharedLoad:
+        """What all processes have together, as peers are told it."""
+        return combined(self._loads(list(range(self._rows - 1))), now)
 
     # What holds for all
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from crosstie.route.corrections import Observations
 from crosstie.route.live import LiveFleet, Replica
-from crosstie.route.observed import Observations
 from crosstie.route.prefix import WHOSE_AT
 from crosstie_gateway.share.peers import known_as
 
@@ -78,7 +78,7 @@ class Learnt:
         def place(key: str) -> int:
             return names.setdefault(self._names.get(key, key), len(names))
 
-        def numbered(kind: list[tuple[str, float, float, float, float]]) -> list[_Seen]:
+        def numbered(kind: Iterable[tuple[str, float, float, float, float]]) -> list[_Seen]:
             return [(place(key), _ratio(ratio), _ratio(error), on, s) for key, ratio, error, on, s in kind]
 
         report = LearntReport(

@@ -4,23 +4,28 @@ never differences: repeated and late ones count once."""
 import os
 import socket
 from collections.abc import Callable, Iterable
-from math import exp, inf
+from math import inf, isfinite
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 from urllib.parse import urlsplit
 
 import msgspec
 
-from crosstie.route.load import RATE_S
-from crosstie_gateway.share.board import LONG_AGO_S, SILENT_S, Board, Cell
+from crosstie.route.load import LOAD_FIELDS, SharedLoad, combined
+from crosstie_gateway.share.board import SILENT_S, Board, Cell
 from crosstie_gateway.share.tally import BoardTally
 
 # What is beyond these is no number of a gateway's.
 _Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Sum = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
-# Of one replica: in flight, waiting, tokens waiting, held and decoding, prompt tokens a second, and how urgent.
-Load = tuple[_Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount]
+# Of one replica, as `route.load` has it, but how long ago in the place of when: clocks need not agree.
+Load = tuple[
+    _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount
+]  # fmt: skip
+_MOMENTS = tuple(LOAD_FIELDS.index(name) for name in ("rate_at", "head_at", "first_at"))
+# As long ago as never.
+_LONG_AGO_S = 1e6
 # Of one key: its minute, requests and tokens.
 Used = tuple[_Count, _Sum, _Sum]
 
@@ -37,8 +42,6 @@ class PeerReport(msgspec.Struct, array_like=True):
     leaving: bool = False
     # By key, dollars in flight: as announced, and how much more at the worst.
     held: list[tuple[_Count, tuple[_Amount, _Amount]]] = []
-    # By replica with a queue: the age and the tokens of the first that waits, and the age of the last first token.
-    heads: dict[str, tuple[_Amount, _Amount, _Amount]] = {}
 
 
 # Others that are kept, and keys of each: more are no gateways of one fleet.
@@ -48,11 +51,8 @@ _MOST_PEERS, _MOST_KEYS = 1024, 65_536
 class _Peer:
     def __init__(self) -> None:
         self.heard_at = 0.0
-        self.load: dict[str, Load] = {}
-        # When each was told, since when its rate of prompts has decayed.
-        self.told_at: dict[str, float] = {}
-        # As they are told, ages being moments of the clock here.
-        self.heads: dict[str, tuple[float, float, float]] = {}
+        # By moments of the clock here.
+        self.load: dict[str, SharedLoad] = {}
         self.held: dict[int, tuple[float, float]] = {}
 
 
@@ -99,8 +99,7 @@ class Peers:
             return None
         now = self._now()
         names = self._own if whole else [name for name in self._changed if name in self._own]
-        load = {name: self._own[name].of_this_machine(now) for name in names}
-        heads = {name: self._own[name].head_of_this_machine(now) for name in names if load[name][1]}
+        load = {name: _told(self._own[name].of_this_machine(now), now) for name in names}
         self._changed = set()
         used: list[tuple[int, Used]] = []
         held = [(key_id, self.tally.own_held(key_id)) for key_id in self._keys]
@@ -110,7 +109,7 @@ class Peers:
                 if requests or tokens:
                     used.append((key_id, (used_in, requests, tokens)))
         self._keys = {}
-        return PeerReport(self.board.identity, whole, load, self.store, used, held=held, heads=heads)  # type: ignore[arg-type]
+        return PeerReport(self.board.identity, whole, load, self.store, used, held=held)
 
     def take_back(self, report: PeerReport) -> None:
         """Tells it again: it may not have arrived."""
@@ -133,17 +132,10 @@ class Peers:
             return
         peer = self._peers.setdefault(report.machine, _Peer())
         peer.heard_at = self._clock()
-        before = peer.load
+        before, now = peer.load, self._now()
         # Of replicas that are served here: what another serves besides is told again once that changes.
-        load = {name: told_load for name, told_load in report.load.items() if name in self._of_peers}
+        load = {name: _heard(told, now) for name, told in report.load.items() if name in self._of_peers}
         peer.load = load if report.whole else {**before, **load}
-        now = self._now()
-        peer.told_at = {name: now if name in load else peer.told_at.get(name, now) for name in peer.load}
-        heads = {name: _moments(now, *report.heads[name]) for name in load if name in report.heads}
-        peer.heads = {
-            **{name: head for name, head in peer.heads.items() if name not in load and name in peer.load},
-            **heads,
-        }
         if report.leaving:
             peer.load, peer.heard_at = {}, 0.0
         for name in {*load, *(before if report.whole or report.leaving else ())}:
@@ -186,29 +178,24 @@ class Peers:
 
     def _write(self, name: str) -> None:
         cell = self._of_peers.get(name)
-        if cell is None:
-            return
-        now = self._now()
-        of = [(load, peer.told_at[name]) for peer in self._peers.values() if (load := peer.load.get(name)) is not None]
-        loads = [load for load, _ in of]
-        counts = [sum(load[field] for load in loads) for field in range(5)]
-        rate = sum(load[5] * exp(-max(now - told_at, 0.0) / RATE_S) for load, told_at in of)
-        ttft, tpot = (max((load[field] for load in loads), default=0.0) for field in (6, 7))
-        heads = [head for peer in self._peers.values() if (head := peer.heads.get(name)) is not None]
-        head_at, tokens = min([head[:2] for head in heads], default=(inf, 0.0))
-        first_at = max([head[2] for head in heads], default=-inf)
-        cell.write(
-            int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], rate, now, ttft, tpot, head_at, tokens,
-            first_at,
-        )  # fmt: skip
+        if cell is not None:
+            loads = [peer.load[name] for peer in self._peers.values() if name in peer.load]
+            cell.write(combined(loads, self._now()))
 
 
-def _moments(now: float, age_s: float, tokens: float, first_age_s: float) -> tuple[float, float, float]:
-    return (
-        now - age_s if age_s < LONG_AGO_S else inf,
-        tokens,
-        now - first_age_s if first_age_s < LONG_AGO_S else -inf,
-    )
+def _told(load: SharedLoad, now: float) -> Load:
+    """How long ago, in the place of moments."""
+    told = list(load)
+    for at in _MOMENTS:
+        told[at] = min(max(now - load[at], 0.0), _LONG_AGO_S) if isfinite(load[at]) else _LONG_AGO_S
+    return cast(Load, tuple(told))
+
+
+def _heard(told: Load, now: float) -> SharedLoad:
+    load = [*told]
+    for at, never in zip(_MOMENTS, (-inf, inf, -inf), strict=True):
+        load[at] = now - told[at] if told[at] < _LONG_AGO_S else never
+    return tuple(load)
 
 
 def this_machine() -> str:

@@ -450,11 +450,7 @@ class GrpcConnection(ServerConnection):
     def _flush_soon(self) -> None:
         if not self._reading and not self._soon:
             self._soon = True
-            self.server.loop.call_soon(self._flush_now)
-
-    def _flush_now(self) -> None:
-        self._soon = False
-        self._flush()
+            self.server.loop.call_soon(self._flush)
 
     def _go_on_sending(self) -> None:
         """Sends what had no room, once for all that has come at once."""
@@ -462,6 +458,7 @@ class GrpcConnection(ServerConnection):
         self._flush_soon()
 
     def _flush(self) -> None:
+        self._soon = False
         if self.closed or (self.slow and not self._own):
             return
         frames, self._own = self._own, []

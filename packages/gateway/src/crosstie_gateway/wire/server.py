@@ -204,8 +204,12 @@ class ServerConnection:
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.server.lets_go(self)
-        self._hold(0)
         self._parser.drop()
+        self.tell_gone()
+
+    def tell_gone(self) -> None:
+        """Tells whoever answers that there is no client any more."""
+        self._hold(0)
         reply, self.current = self.current, None
         if reply is not None and reply.watcher is not None:
             watcher, reply.watcher = reply.watcher, None
