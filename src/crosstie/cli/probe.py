@@ -31,7 +31,7 @@ SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
 def command(
     output: Path | None, parts: str | None, quick: bool, plan: Path | None, read: Path | None, wanted: Wanted
 ) -> int:
-    """What the GPU of this machine reaches: copies, matrix products, attention, launches, whole steps, all-reduce.
+    """What the GPU of this machine reaches: copies, matrix products, attention, launches, whole steps.
 
     \b
     crosstie probe

@@ -202,8 +202,7 @@ def _step_point(kind: str, step: Measurement | _VerifyStep, accelerator: str, **
 def _probed_kernel(measurement: Measurement, accelerator: str) -> MeasuredKernel:
     shared = set(MeasuredKernel.__struct_fields__) & set(Measurement.__struct_fields__)
     given = {name: value for name in shared if (value := getattr(measurement, name)) is not None}
-    given |= {"accelerator": accelerator, "stack": "pytorch"}
-    given |= {"batch": measurement.sequences or 0, "gpus": measurement.ranks or 1}
+    given |= {"accelerator": accelerator, "stack": "pytorch", "batch": measurement.sequences or 0}
     return msgspec.convert(given, MeasuredKernel)
 
 

@@ -20,7 +20,6 @@ PARTS = {
     "attention": "prefill and decode attention",
     "dense": "whole steps of dense models",
     "moe": "whole steps of a mixture of experts",
-    "collectives": "all-reduce between the GPUs of this machine",
 }
 _FILE = Path(__file__).parent / "data" / "shapes.toml"
 LAUNCH_BYTES = 4096
@@ -50,7 +49,6 @@ def plan_of(catalog: Catalog, parts: Sequence[str] = (), quick: bool = False) ->
             if part in chosen
         },
         "cases": cases,
-        "all_reduce_bytes": shapes["all_reduce_bytes"] if "collectives" in chosen else [],
     }
 
 
@@ -92,7 +90,6 @@ def _steps(part: str, shapes: Shapes) -> Iterable[Case]:
                 yield {"kind": "decode-step", **case, "batch": batch, "context": context}
 
 
-# Collectives are no cases: every GPU takes part in each.
 _CASES: dict[str, Callable[[Catalog, Shapes], Iterable[Case]]] = {
     "copy": _copies,
     "launch": _launches,
@@ -100,7 +97,6 @@ _CASES: dict[str, Callable[[Catalog, Shapes], Iterable[Case]]] = {
     "attention": _attentions,
     "dense": lambda _, shapes: _steps("dense", shapes),
     "moe": lambda _, shapes: _steps("moe", shapes),
-    "collectives": lambda _, shapes: (),
 }
 
 
