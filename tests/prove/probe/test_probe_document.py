@@ -139,7 +139,7 @@ def test_fractions_are_of_the_datasheet(catalog: Catalog) -> None:
 
 def test_an_unknown_device_has_no_fractions(catalog: Catalog) -> None:
     lines = reached(parsed(document(device="Matrox", accelerator=None)), catalog)
-    assert len(lines) == 12
+    assert len(lines) == 11
     assert all(line.fraction is None for line in lines)
 
 
