@@ -31,7 +31,6 @@ INFERENCEX: list[dict[str, Any]] = json.loads(written("inferencex-agg_bmk.json")
 API: list[dict[str, Any]] = json.loads(written("inferencex-api-benchmarks.json"))
 SESSIONS: list[dict[str, Any]] = json.loads(written("inferencex-agentic-agg.json"))
 MLPERF = written("mlperf-offline-mlperf_log_summary.txt")
-REPLAY: dict[str, Any] = json.loads(written("crosstie-replay.json"))
 
 
 def read(tmp_path: Path, content: Any, name: str = "bench.json", **given: str) -> list[OperatingPoint]:
@@ -178,13 +177,6 @@ def test_mlperf_summaries_have_the_lengths_of_their_data_set(tmp_path: Path, sce
     assert values(point)["throughput mean"] == rate
 
 
-def test_a_replay(tmp_path: Path) -> None:
-    (point,) = read(tmp_path, REPLAY)
-    assert (point["input_len"], point["output_len"], point["num_prompts"]) == ("429", "75", "12")
-    assert point["concurrency"] == f"rate {12 / REPLAY['seconds']:g} req/s"
-    assert values(point)["ttft mean"] == pytest.approx(0.08814, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -198,7 +190,6 @@ def test_a_replay(tmp_path: Path) -> None:
         (MLPERF.replace("Performance", "Accuracy"), "a performance run is read"),
         ({"crosstie_bench": 2}, "crosstie_bench: is 2; this version reads 1"),
         ({"crosstie_bench": 1, "endpoints": [{"points": [{}]}]}, "are not as crosstie bench writes them"),
-        (REPLAY | {"pools": REPLAY["pools"] * 2}, "a replay against one pool can be compared"),
     ],
 )
 def test_what_is_not_understood_is_refused_whole(tmp_path: Path, content: Any, reason: str) -> None:
@@ -243,7 +234,7 @@ def with_request(document: dict[str, Any], **request: str) -> dict[str, Any]:
         (AIPERF | {"responses": [{"system_fingerprint": "crosstie-emulated"}]}, True),
         (GUIDELLM, False),
         (with_request(GUIDELLM, output=TOLD), True),
-        (REPLAY | {"emulated": True}, True),
+        (VLLM | {"emulated": True}, True),
         # Somebody's prompt that speaks of it is no mark.
         (VLLM | {"label": '"emulated": true'}, False),
     ],
