@@ -17,12 +17,10 @@ from crosstie.prove.bench.counting import texts_by_engine, texts_by_file, words_
 from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
-from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, by_phase, made, phases_of
+from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, run_sessions, senders_for
 from crosstie.prove.bench.resume import EarlierRun
-from crosstie.prove.bench.schedules import by_phase, phases_of
 from crosstie.prove.bench.server_counts import ServerCounts, server_counts
-from crosstie.prove.bench.sessions import run_sessions
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets, targets_of
 from crosstie.prove.replay.prompts import Sizing, Wording, cut_text, text

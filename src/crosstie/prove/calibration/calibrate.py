@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,15 +14,21 @@ from crosstie.catalog.library import SHIPPED, Catalog, update_and_user_directori
 from crosstie.catalog.posterior import CLOCK
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.releases import measured_files
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import csv_text, write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
-from crosstie.prove.calibration.frontiers import frontier_errors
-from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of
+from crosstie.prove.calibration.groups import (
+    by_metric,
+    frontier_errors,
+    left_out_groups,
+    loads_of,
+    metrics_of,
+    points_of,
+)
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
 from crosstie.prove.calibration.noise import likeliest_scale
 from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
@@ -30,7 +36,7 @@ from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
 from crosstie.prove.calibration.sureness import Fitted, LearntSureness
-from crosstie.prove.calibration.tools import is_emulated
+from crosstie.prove.calibration.tools import is_emulated, is_tool_file, tool_rows
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
 # What the shipped calibration is made from.
@@ -45,6 +51,8 @@ SHIPPED_RESULTS = tuple(
         "h200-verify-steps.json",
     )
 )
+# Of a user's catalog: what they have added.
+_KEPT = "measured"
 _MODE_ROUNDS = 6
 # Fewer latencies than this say nothing about a scale of their own.
 _FEWEST_LATE = 20
@@ -406,3 +414,33 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
                 if table:
                     tables[f"{title}: {name}"] = table
     return tables
+
+
+def kept_files(catalog_folder: Path, besides: Iterable[Path] = ()) -> list[Path]:
+    """Results that a user has added to their catalog; one that is added again takes its own place."""
+    again = {_kept_name(path) for path in besides}
+    there = (catalog_folder / _KEPT).glob("*")
+    return sorted(path for path in there if path.suffix in (".csv", ".json") and path.name not in again)
+
+
+def keep(catalog_folder: Path, paths: Sequence[Path], given: Mapping[str, str]) -> None:
+    """Adds results, so that the next calibration has them too: files of tools as tables, with what was given beside
+    them, the others as they are."""
+    (catalog_folder / _KEPT).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        text = text_of(path)
+        if _is_of_a_tool(text):
+            rows = list(tool_rows(path, text, given))
+            text = csv_text(list(dict.fromkeys(name for row in rows for name in row)), rows)
+        write_text(catalog_folder / _KEPT / _kept_name(path), text)
+
+
+def _is_of_a_tool(text: str) -> bool:
+    return is_tool_file(text) and not is_probe(text)
+
+
+def _kept_name(path: Path) -> str:
+    """A probe's document stays JSON; everything else is kept as a table."""
+    text = text_of(path)
+    suffix = ".json" if is_tool_file(text) and not _is_of_a_tool(text) else ".csv"
+    return path.name.removesuffix(".gz").rpartition(".")[0] + suffix

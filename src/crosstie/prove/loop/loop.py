@@ -26,8 +26,7 @@ from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import described
 from crosstie.prove.bench.gpus import local_tool
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
-from crosstie.prove.calibration.calibrate import Calibrated, calibrate
-from crosstie.prove.calibration.kept import Kept
+from crosstie.prove.calibration.calibrate import Calibrated, calibrate, kept_files
 from crosstie.prove.loop.design import Budget, LoopPoint, asked_points, design, predicted
 from crosstie.prove.loop.engine import running_engine
 from crosstie.prove.loop.folder import LoopAsked, LoopFolder, LoopState, PreparedReplica
@@ -235,7 +234,7 @@ def _learn(catalog: Catalog, folder: LoopFolder, ended: LoopResult, settings: Lo
     assert state.prepared is not None
     own = user_directories()
     files = [folder.point_file(point) for point in state.design if point.name in ended.measured]
-    kept = Kept(own[-1]).files() if own and not state.prepared.emulated else []
+    kept = kept_files(own[-1]) if own and not state.prepared.emulated else []
     ended.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
     after = catalog.calibrated_by(ended.learnt.calibration)
     conditions = state.prepared.conditions

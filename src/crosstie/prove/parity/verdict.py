@@ -14,12 +14,20 @@ import numpy as np
 
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
-from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is_wanted_json, loops
 from crosstie.prove.parity.endpoint import Way
 from crosstie.prove.parity.groups import Group, Groups, by_position, by_prompt, first_divergence, length_of
 from crosstie.prove.parity.passes import Passes
 from crosstie.prove.parity.power import SIZES, Power, Rows, power
-from crosstie.prove.parity.samples import ComparedToken, Pair, Sample, paired
+from crosstie.prove.parity.samples import (
+    ComparedToken,
+    Pair,
+    Sample,
+    calls_a_tool_rightly,
+    is_garbage,
+    is_wanted_json,
+    loops,
+    paired,
+)
 
 Says = Literal["same", "unsure", "differs"]
 _RESAMPLES = 2000
