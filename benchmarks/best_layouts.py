@@ -77,7 +77,7 @@ def curves(catalog: Catalog) -> list[Curve]:
     cases, found = Cases(catalog), dict[tuple[str, ...], Curve]()
     for point in all_results().points:
         try:
-            (case,) = cases.of(point)
+            case = cases.of(point)
         except (CrosstieError, ValueError):
             continue
         measured = dict[str, float]()

@@ -120,7 +120,7 @@ def test_inferencex(tmp_path: Path, catalog: Catalog) -> None:
     ]
     assert values(points[0])["tpot mean"] == pytest.approx(0.086492, rel=1e-4)
     # Every one of them can be predicted, with what its recipes set.
-    cases = [case for point in points for case in Cases(catalog).of(point)]
+    cases = [Cases(catalog).of(point) for point in points]
     assert [case.gpus for case in cases] == [4, 2, 4, 24]
     assert [case.deployment.parallelism.dp for case in cases] == [1, 2, 1, 8]
     assert str(cases[3].deployment.speculation) == "mtp:3"
@@ -141,10 +141,10 @@ def test_rows_of_inferencexs_api(tmp_path: Path, catalog: Catalog) -> None:
     assert values(one)["throughput mean"] == 1400.0
     assert values(one)["ttft p90"] == pytest.approx(1.2)
     assert values(one)["energy mean"] == 4.0
-    (case,) = Cases(catalog).of(one)
+    case = Cases(catalog).of(one)
     assert (case.gpus, case.deployment.parallelism.dp) == (8, 8)
     assert (apart["parallelism"], apart["num_accelerators"]) == ("P:1xTP1EP8 D:2xTP1EP8", "24")
-    (case,) = Cases(catalog).of(apart)
+    case = Cases(catalog).of(apart)
     assert (case.gpus, str(case.deployment.speculation)) == (24, "mtp:3")
     # Sessions have no lengths there, and power that was not valid is none.
     assert (sessions["input_len"], sessions["scenario"]) == ("", "agentic sessions, closed loop")

@@ -162,17 +162,15 @@ def _is_kernel_table(path: Path) -> bool:
 
 def _add_point(inputs: Inputs, resolve: Cases, point: OperatingPoint) -> None:
     try:
-        cases = resolve.of(point)
+        case = resolve.of(point)
     except UNPREDICTABLE as error:
         inputs.unused[str(error)] += 1
         return
-    if any(case.benchmark is not None for case in cases):
+    if case.benchmark is None:
+        inputs.cases.append(case)
+    else:
         # Lengths and hits are the benchmark's, not the row's: a row that is off may say that these are.
         inputs.unused["prompts of sessions or shared beginnings are predicted, not learnt from"] += 1
-    elif len(cases) == 1:
-        inputs.cases += cases
-    else:
-        inputs.unused["a mixed fleet says nothing about one accelerator"] += 1
 
 
 def _add_probe(inputs: Inputs, resolve: Cases, probe: Probe) -> None:
@@ -282,8 +280,7 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
     """With the scale of latencies under arrivals by the clock, which teach no constant: queues make them less sure."""
     calibration, resolve = catalog.calibration, Cases(catalog)
     assert calibration.posterior is not None, "a calibration that was just made knows how sure it is"
-    points = [case.point for case in cases if case.method in BY_THE_CLOCK]
-    late = [case for point in points for case in resolve.of(point)]
+    late = [resolve.of(case.point) for case in cases if case.method in BY_THE_CLOCK]
     predicted = Predictor(late).predict() if late else {}
     scales = {}
     for metric in ("ttft", "tpot"):
@@ -314,7 +311,7 @@ def learn_mode(
 ) -> tuple[Calibration, list[Fitted]]:
     """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
-    evidence = gather(catalog, [case for point in points for case in resolve.of(point)])
+    evidence = gather(catalog, [resolve.of(point) for point in points])
     if not len(evidence.logs):
         return catalog.calibration, []
     fit = Regression(catalog, evidence, MODE_LEVELS[mode], more=True)

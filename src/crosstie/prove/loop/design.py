@@ -121,7 +121,7 @@ def predicted(
     predicted: dict[int, dict[str, PredictedMetric]] = {id(point): {} for point in made}
     for row in outcomes:
         metric = PredictedMetric(row.predicted, row.low, row.high)
-        predicted[id(row.cases[0].point)][names[row.row.metric]] = metric
+        predicted[id(row.case.point)][names[row.row.metric]] = metric
     return [predicted[id(point)] for point in made]
 
 
