@@ -13,8 +13,7 @@ from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.bench.counting import texts_by_engine, texts_by_file, words_by_engine
-from crosstie.prove.bench.endpoint import BenchEndpoint
+from crosstie.prove.bench.endpoint import BenchEndpoint, texts_by_engine, texts_by_file, words_by_engine
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, by_phase, made, phases_of

@@ -47,6 +47,10 @@ class PredictedMetric(msgspec.Struct, frozen=True):
     low: float
     high: float
 
+    @property
+    def width(self) -> float:
+        return self.high / self.low
+
 
 class LoopPoint(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
