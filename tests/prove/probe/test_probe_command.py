@@ -20,7 +20,7 @@ from crosstie.prove.probe.document import read_probe
 from crosstie.prove.probe.kernels import Case, LoadedDevice, Measured
 
 SOURCE = Path(probe_kernels.__file__).parents[3]
-ALONE = ("kernels", "device", "decoder", "timer")
+ALONE = ("kernels", "device", "decoder")
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from crosstie.prove.probe import kernels as probe_kernels
-from crosstie.prove.probe.device import ProbedDevice
+from crosstie.prove.probe.device import HostTimer, ProbedDevice
 from crosstie.prove.probe.kernels import KINDS, measure
-from crosstie.prove.probe.timer import HostTimer
 
 HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32}
 DENSE = {"layers": 2, "hidden": 256, "inner": 512, **HEADS, "vocabulary": 1000, "experts": 0, "experts_per_token": 0}

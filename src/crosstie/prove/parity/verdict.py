@@ -14,9 +14,8 @@ import numpy as np
 
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
-from crosstie.prove.parity.endpoint import Way
+from crosstie.prove.parity.endpoint import Passes, Way
 from crosstie.prove.parity.groups import Group, Groups, by_position, by_prompt, first_divergence, length_of
-from crosstie.prove.parity.passes import Passes
 from crosstie.prove.parity.power import SIZES, Power, Rows, power
 from crosstie.prove.parity.samples import (
     ComparedToken,

@@ -24,8 +24,7 @@ from crosstie.catalog.writing import json_rows, write_text
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.progress import OnProgress
 from crosstie.prove.probe.decoder import Decoder, Small, scaled_product
-from crosstie.prove.probe.device import REFUSALS, ProbedDevice, describe, first_line, open_device
-from crosstie.prove.probe.timer import Timing
+from crosstie.prove.probe.device import REFUSALS, ProbedDevice, Timing, describe, first_line, open_device
 
 FORMAT = 1
 Case = dict[str, Any]
