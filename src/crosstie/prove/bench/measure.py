@@ -25,6 +25,7 @@ import msgspec
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import BenchLoad, shares
 from crosstie.prove.bench.server_counts import ServerCounts
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
@@ -109,6 +110,9 @@ class BenchRun:
     phases: Mapping[str, Sequence[RequestOutcome]] = field(default_factory=dict)
     # By the server's own counters; None where it has none.
     counted: ServerCounts | None = None
+    # What each GPU did meanwhile, where they were watched.
+    gpus: Sequence[GpuUse] = ()
+    senders: int = 1
 
     @property
     def settled_outcomes(self) -> list[RequestOutcome]:
@@ -240,7 +244,7 @@ class Senders:
     """One in this process, or several in processes of their own, which are kept from run to run."""
 
     def __init__(self, interrupt: Interrupt, most: int = 1):
-        self._interrupt, self._most = interrupt, most
+        self._interrupt, self.most = interrupt, most
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Senders":
@@ -252,13 +256,9 @@ class Senders:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    @property
-    def most(self) -> int:
-        return self._most
-
     def run(self, job: SenderJob, senders: int = 1, on_progress: OnProgress = no_progress) -> BenchRun:
         began = monotonic()
-        senders = max(min(senders, self._most, len(job.requests), job.load.clients or senders), 1)
+        senders = max(min(senders, self.most, len(job.requests), job.load.clients or senders), 1)
         if senders == 1:
             ends = _Asked(self._interrupt)
             parts = [run_on_loop(_send(job, ends, on_progress))]
@@ -282,19 +282,20 @@ class Senders:
                 [job.starts_s[index::senders] if index < senders else () for index in range(len(parts))],
             ),
             staggered=len(job.starts_s) > 1,
+            senders=senders,
         )
 
     def _apart(self, job: SenderJob, senders: int, on_progress: OnProgress) -> list[Sent]:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._ends, self._done = context.Event(), context.Array("q", self._most)
+            self._ends, self._done = context.Event(), context.Array("q", self.most)
             # All of them take part in every run, those without requests too.
-            barrier = context.Barrier(self._most)
-            self._pool = ProcessPoolExecutor(self._most, context, _share, (barrier, self._ends, self._done))
+            barrier = context.Barrier(self.most)
+            self._pool = ProcessPoolExecutor(self.most, context, _share, (barrier, self._ends, self._done))
         self._ends.clear()
         dealt = shares([request for _, request in job.requests], senders, job.load.clients)
         futures: list[Future[Sent]] = []
-        for index in range(self._most):
+        for index in range(self.most):
             mine = dealt[index] if index < senders else []
             own = replace(
                 job, requests=mine, load=job.load.part(index, senders),
