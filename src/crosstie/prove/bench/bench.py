@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +20,7 @@ from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, by_phase, made, phases_of
 from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, run_sessions, senders_for
 from crosstie.prove.bench.resume import EarlierRun
-from crosstie.prove.bench.server_counts import ServerCounts, server_counts
+from crosstie.prove.bench.server_counts import server_counts
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets, targets_of
 from crosstie.prove.replay.prompts import Sizing, Wording, cut_text, text
@@ -191,9 +192,8 @@ class _Session:
     ) -> BenchRun:  # fmt: skip
         """One run, with what the server counted and GPUs did meanwhile."""
         send = self._conversed if load.turns is not None else self._requested
-        before = server_counts(endpoint.url, self.settings.api_key)
-        run = send(endpoint, sizing, load, repeat, told, count=count, giving=giving)
-        run = _counted_since(before, run, endpoint.url, self.settings.api_key)
+        sent = partial(send, endpoint, sizing, load, repeat, told, count=count, giving=giving)
+        run = _counted(sent, endpoint.url, self.settings.api_key)
         watch = self.watches.get(endpoint.url)
         return replace(run, gpus=_serving(endpoint, watch.over(*run.watched(self.settings.speed)))) if watch else run
 
@@ -256,8 +256,9 @@ class _Session:
         )  # fmt: skip
 
 
-def _counted_since(before: ServerCounts | None, run: BenchRun, url: str, api_key: str | None) -> BenchRun:
-    after = server_counts(url, api_key)
+def _counted(send: Callable[[], BenchRun], url: str, api_key: str | None) -> BenchRun:
+    """A run with what the server counts of it."""
+    before, run, after = server_counts(url, api_key), send(), server_counts(url, api_key)
     return run if before is None or after is None else replace(run, counted=after.since(before))
 
 
@@ -404,8 +405,7 @@ def replayed(
     load = BenchLoad(by_trace=True)
     job = SenderJob(url, Wording(model), load, requests=list(enumerate(requests)), speed=speed, api_key=api_key)
     with Interrupt() as interrupt, Senders(interrupt) as senders:
-        before = server_counts(url, api_key)
-        run = _counted_since(before, senders.run(job, on_progress=on_progress), url, api_key)
+        run = _counted(lambda: senders.run(job, on_progress=on_progress), url, api_key)
     if run.interrupted:
         raise KeyboardInterrupt
     return of_runs(load, [run], targets_of(fleet), speed=speed, fleet=fleet)

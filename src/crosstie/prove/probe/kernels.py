@@ -240,9 +240,12 @@ def one(bench: LoadedDevice, case: Case, outcome: ProbeRun) -> None:
 
 def run_plan(plan: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
     """The document of one run on the GPU at hand."""
-    device = open_device()
-    start = time.perf_counter()
-    facts = describe(device, plan["accelerators"])
+    try:
+        device = open_device()
+        start = time.perf_counter()
+        facts = describe(device, plan["accelerators"])
+    except KeyboardInterrupt:
+        raise BadInput("interrupted before the first measurement; nothing was written") from None
     outcome = measure(device, plan, on_progress)
     if outcome.partial and not outcome.measurements:
         raise BadInput(f"{outcome.partial} before the first measurement; nothing was written")
@@ -286,11 +289,12 @@ def read_plan(file: Path) -> dict[str, Any]:
     return plan
 
 
-def ending(document: dict[str, Any], target: Path, cases: int) -> str:
-    """The message for a run that did not finish."""
-    done = len(document["measurements"])
-    why = document["provenance"]["partial"]
-    return f"{why} after {done} of {cases} measurements; {target} has them, marked as partial"
+def write_run(target: Path, document: dict[str, Any], plan: dict[str, Any]) -> None:
+    """Raises once it is written where the run did not finish."""
+    write_json(target, document)
+    if why := document["provenance"]["partial"]:
+        done = f"{len(document['measurements'])} of {len(plan['cases'])} measurements"
+        raise BadInput(f"{why} after {done}; {target} has them, marked as partial")
 
 
 def main(arguments: list[str]) -> int:
@@ -312,17 +316,11 @@ def main(arguments: list[str]) -> int:
         plan = read_plan(plan_file)
         check_target(target)
         document = run_plan(plan, on_progress)
-        write_json(target, document)
+        write_run(target, document, plan)
     except CrosstieError as error:
         print(f"crosstie: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("crosstie: interrupted before the first measurement; nothing was written", file=sys.stderr)
-        return 2
     provenance = document["provenance"]
-    if provenance["partial"]:
-        print(f"crosstie: {ending(document, target, len(plan['cases']))}", file=sys.stderr)
-        return 2
     print(
         f"{provenance['device']}: {len(document['measurements'])} measurements, {len(provenance['failures'])} refused, "
         f"in {provenance['wall_s']:.0f} s; written to {target}"
