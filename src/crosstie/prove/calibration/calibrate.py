@@ -30,12 +30,11 @@ from crosstie.prove.calibration.groups import (
     points_of,
 )
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
-from crosstie.prove.calibration.noise import likeliest_scale
 from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
 from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity_of
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.sureness import Fitted, LearntSureness
+from crosstie.prove.calibration.sureness import Fitted, LearntSureness, likeliest_scale
 from crosstie.prove.calibration.tools import is_emulated, is_tool_file, tool_rows
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
