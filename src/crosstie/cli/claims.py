@@ -6,8 +6,15 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
-from crosstie.prove.claims.check import ClaimsSummary, Judgement, check_claims, summarise, verdict_named
-from crosstie.prove.claims.page import page, rest_words
+from crosstie.prove.claims.check import (
+    ClaimsSummary,
+    Judgement,
+    check_claims,
+    page,
+    rest_words,
+    summarise,
+    verdict_named,
+)
 from crosstie.prove.claims.reading import read_claims, select
 from crosstie.web.parts import Heading, Parts, Table, note
 

@@ -21,10 +21,10 @@ from crosstie.prove.claims.check import (
     check_claims,
     contradictions,
     judged,
+    page,
     summarise,
     verdict_of,
 )
-from crosstie.prove.claims.page import page
 from crosstie.prove.claims.questions import Questions
 from crosstie.prove.claims.reading import Span, read_claims, select, spans_of
 from crosstie.prove.claims.rests import read_public_facts

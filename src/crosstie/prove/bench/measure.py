@@ -184,7 +184,8 @@ def senders_for(load: BenchLoad, requests: Sequence[TimedRequest], speed: float,
     return max(min(math.ceil(pieces / _PIECES_PER_SENDER), processors - 1), 1)
 
 
-async def _send(job: SenderJob, ends: Any, on_progress: OnProgress) -> Sent:
+async def _send(job: SenderJob, ends: Any, on_progress: OnProgress, interrupt: Interrupt | None = None) -> Sent:
+    """`ends`: an event, set once the run is to end; in the process that is interrupted, `interrupt` says it too."""
     numbers = [number for number, _ in job.requests]
     count = None
     if job.tokenizer:
@@ -194,7 +195,7 @@ async def _send(job: SenderJob, ends: Any, on_progress: OnProgress) -> Sent:
     def goes_on(outcomes: Sequence[RequestOutcome]) -> bool:
         if job.giving is not None and job.giving.up(outcomes):
             ends.set()
-        return not ends.is_set()
+        return not (ends.is_set() or (interrupt is not None and interrupt.asked))
 
     sender = Replay(
         asyncio.get_running_loop(), job.url, job.wording.model, speed=job.speed, silence_s=job.silence_s,
@@ -227,19 +228,6 @@ def _sent_apart(index: int, job: SenderJob) -> Sent:
     return run_on_loop(_send(job, _shared["ends"], on_progress))
 
 
-class _Asked:
-    """The end of a run in this process: an interrupt's, or its own."""
-
-    def __init__(self, interrupt: Interrupt):
-        self._interrupt, self._set = interrupt, False
-
-    def set(self) -> None:
-        self._set = True
-
-    def is_set(self) -> bool:
-        return self._set or self._interrupt.asked
-
-
 class Senders:
     """One in this process, or several in processes of their own, which are kept from run to run."""
 
@@ -260,8 +248,7 @@ class Senders:
         began = monotonic()
         senders = max(min(senders, self.most, len(job.requests), job.load.clients or senders), 1)
         if senders == 1:
-            ends = _Asked(self._interrupt)
-            parts = [run_on_loop(_send(job, ends, on_progress))]
+            parts = [run_on_loop(_send(job, threading.Event(), on_progress, self._interrupt))]
         else:
             parts = self._apart(job, senders, on_progress)
         numbered = sorted(

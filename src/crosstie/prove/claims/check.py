@@ -1,9 +1,10 @@
-"""All claims checked: readings asked, verdicts taken from them, contradictions between claims found."""
+"""All claims checked: readings asked, verdicts taken from them, contradictions between claims found; and their page."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from crosstie.catalog.library import Catalog
@@ -15,6 +16,7 @@ from crosstie.prove.claims.uncertain import Uncertain, likely, written
 
 # Characters up to which all readings are told where there is room for one value.
 _LISTED = 160
+_PAGE = Path(__file__).parent / "data" / "page.md"
 HOLDS = "holds"
 CONDITIONAL = "holds under stated conditions"
 WRONG = "wrong"
@@ -310,3 +312,37 @@ def summarise(judged: Sequence[Judgement]) -> ClaimsSummary:
         own = [judgement.verdict for judgement in judged if judgement.claim.article == name]
         articles[name] = (len(own), own.count(HOLDS), own.count(CONDITIONAL))
     return ClaimsSummary({verdict: counts[verdict] for verdict in VERDICTS}, articles)
+
+
+def page(judged: Sequence[Judgement]) -> str:
+    """docs/claims.md: by article, with verdict, value and reason."""
+    summary = summarise(judged)
+    meanings = [(f"**{verdict}**", meaning, str(summary.counts[verdict])) for verdict, meaning in VERDICTS.items()]
+    articles = []
+    for article in sorted({judgement.claim.article for judgement in judged}):
+        rows = [_row(judgement) for judgement in judged if judgement.claim.article == article]
+        articles += [f"\n## Article {article}\n", _table(("", "claim", "verdict", "computed", "why"), rows)]
+    rests = []
+    for judgement in judged:
+        rests += [f"- **{judgement.claim.id}**", *(f"  - {rest_words(rest)}" for rest in judgement.rests)]
+    return _PAGE.read_text(encoding="utf-8").format(
+        summary=summary.line, verdicts=_table(("verdict", "means", "claims"), meanings),
+        articles="\n".join(articles), rests="\n".join(rests),
+    )  # fmt: skip
+
+
+def _row(judgement: Judgement) -> Sequence[str]:
+    claim, verdict = judgement.claim, judgement.verdict
+    against = f" (against {', '.join(judgement.contradicted_by)})" if judgement.contradicted_by else ""
+    told = f"**{verdict}**{judgement.qualified.removeprefix(verdict)}{against}"
+    return claim.id, claim.words, told, judgement.computed, f"{judgement.reason}."
+
+
+def rest_words(rest: Rest) -> str:
+    source = ", ".join(part for part in (rest.source, rest.date) if part)
+    return f"{rest.kind}: {rest.what}" + (f" [{source}]" if source else "")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)])
