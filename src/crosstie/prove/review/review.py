@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reuse import reuse
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.review.expected import Expected, expected
 from crosstie.prove.review.figures import (
@@ -25,8 +24,6 @@ from crosstie.prove.review.production import DAY_S, MetricTotals, Recorded, Usag
 
 _MILLION, _HOUR_S = 1e6, 3600.0
 _USUAL = 0.9
-# What endless memory would have is not worth minutes.
-_MOST_REUSED = 50_000
 _TOLD = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -182,11 +179,6 @@ def _hits(
             "no engine says how many prompt tokens it had in its cache: vLLM does with "
             "--enable-prompt-tokens-details, or in its own metrics (--metrics)"
         )
-    if trace.blocks is not None and len(trace) <= _MOST_REUSED:
-        spared = np.bincount((reused := reuse(trace)).request, reused.tokens, len(trace))
-        endless = float(spared.sum() / trace.input_tokens.sum())
-        seen = MeasuredValue(endless, None, None, len(trace))
-        yield ReviewFigure("", "", "cached with endless memory", "share", None, seen)
 
 
 def _within_one(seen: MeasuredValue) -> MeasuredValue:
