@@ -61,7 +61,7 @@ def left_out(catalog: Catalog, inputs: Inputs) -> dict[tuple[str, str], float]:
     plain_scopes = {scope: parts for scope, parts in made.scopes.items() if scope.partition(" / ")[0] not in MODES}
     resolve = Cases(catalog.calibrated_by(msgspec.structs.replace(made, scopes=plain_scopes)))
     plain = [case for case in inputs.cases if not measured_subject(case).mode]
-    others = [case for old in inputs.cases if measured_subject(old).mode for case in resolve.of(old.point)]
+    others = [resolve.of(old.point) for old in inputs.cases if measured_subject(old).mode]
     found: dict[tuple[str, str], float] = {}
     for cases, kernels, levels in ((plain, inputs.kernels, LEVELS), (others, [], MODE_LEVELS)):
         evidence = gather(catalog, cases, kernels)

@@ -37,7 +37,7 @@ from crosstie.perf.fit import candidate_layouts, surely_fits
 from crosstie.perf.hardware import Array
 from crosstie.perf.worlds import world_logs
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
-from crosstie.prove.calibration.frontiers import frontier
+from crosstie.prove.calibration.groups import frontier
 from crosstie.prove.calibration.predict import Predictor, quantity_of
 from crosstie.prove.calibration.published import all_results
 
@@ -77,7 +77,7 @@ def curves(catalog: Catalog) -> list[Curve]:
     cases, found = Cases(catalog), dict[tuple[str, ...], Curve]()
     for point in all_results().points:
         try:
-            (case,) = cases.of(point)
+            case = cases.of(point)
         except (CrosstieError, ValueError):
             continue
         measured = dict[str, float]()

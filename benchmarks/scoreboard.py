@@ -43,7 +43,7 @@ def _tone(error: float | None) -> str:
 
 
 def _place(one: PredictedRow) -> tuple[str, str]:
-    deployment = one.cases[0].deployment
+    deployment = one.case.deployment
     return deployment.accelerator.id, deployment.model.id
 
 

@@ -115,7 +115,7 @@ def main() -> None:
         for name, number, shared in plan:
             outcomes = one_run(fleet, folder, requests, number, shared)
             run = BenchRun(outcomes, 0.0, given.seconds, 0.0, [], interrupted=False, gave_up=False)
-            result = of_runs(BenchLoad(by_trace=True), [run], targets_of(fleet), [()])
+            result = of_runs(BenchLoad(by_trace=True), [run], targets_of(fleet))
             kept = result.kept or 0.0
             where = Counter((one.request.class_name, one.pool) for one in outcomes)
             first = first or where

@@ -23,9 +23,8 @@ from typing import Any
 from crosstie.catalog.writing import json_rows, write_text
 from crosstie.core.errors import BadInput
 from crosstie.prove.probe.decoder import WORKSPACE_BYTES, Decoder, Small
-from crosstie.prove.probe.device import REFUSALS, ProbedDevice, describe, first_line, load_torch, open_device
+from crosstie.prove.probe.device import REFUSALS, HostTimer, ProbedDevice, describe, first_line, load_torch, open_device
 from crosstie.prove.probe.kernels import BACKENDS, using
-from crosstie.prove.probe.timer import HostTimer
 
 Tensor = Any
 # As in the catalog: layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, experts, experts_per_token.

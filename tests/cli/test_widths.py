@@ -197,7 +197,7 @@ def replayed(verbose: bool) -> None:
     spent = ServerCounts(usd=0.42, tokens=1e6)
     run = BenchRun(outcomes, 0.0, 4.0, 0.1, [], interrupted=False, gave_up=False, counted=spent)
     load = BenchLoad(requests_per_s=10.0, by_trace=True)
-    point = of_runs(load, [run], ClassTargets(), [()], speed=10.0)
+    point = of_runs(load, [run], ClassTargets(), speed=10.0)
     gateway = BenchEndpoint("gateway:8080", "http://gateway:8080", "llama-3.3-70b", False, None, {})
     show(bench_parts(Bench(Settings(speed=10.0), [Measured(gateway, Sizing(), [point])]), verbose))
 

@@ -103,7 +103,7 @@ def test_a_machine_too_slow_for_the_demo_gets_half_the_speed(
         tried.append(speed)
         outcomes = [RequestOutcome(TimedRequest(0.0, 10, 10), late_s=1.0 if speed >= too_slow_from else 0.0)]
         sent = BenchRun(outcomes, 0.0, 1.0, 0.0, [], interrupted=False, gave_up=False)
-        run = PolicyRun(fleet.policy, of_runs(BenchLoad(by_trace=True), [sent], ClassTargets(), [()]))
+        run = PolicyRun(fleet.policy, of_runs(BenchLoad(by_trace=True), [sent], ClassTargets()))
         serving.callback(tried.append, -speed)
         return [run] * policies, f"http://at-{speed:g}"
 

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 from tests.engines.vllm_server import VllmServer
 
-from crosstie.prove.parity.endpoint import WAYS, Asking, ParityEndpoint, Way, cuts
-from crosstie.prove.parity.passes import Party, ask_all
+from crosstie.prove.parity.endpoint import WAYS, Asking, ParityEndpoint, Party, Way, ask_all, cuts
 from crosstie.prove.parity.prompts import read_prompts
 from crosstie.prove.parity.samples import SampledToken, least_kl
 from crosstie.prove.parity.verdict import judged

@@ -23,13 +23,11 @@ from crosstie.cli.show import json_text
 from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.workload import Target
 from crosstie.prove.bench.bench import Bench, Measured, Settings, bench, fitted
-from crosstie.prove.bench.counting import words_by_file
 from crosstie.prove.bench.document import document
-from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
+from crosstie.prove.bench.endpoint import BenchEndpoint, described, named, words_by_file
 from crosstie.prove.bench.gpus import check, local_tool
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made, phases_of
 from crosstie.prove.bench.resume import EarlierRun, read_earlier
-from crosstie.prove.bench.schedules import phases_of
 from crosstie.prove.replay.outcomes import ClassTargets, targets_of
 from crosstie.prove.replay.prompts import Sizing, corpus
 from crosstie.prove.replay.texts import read_texts

@@ -11,8 +11,7 @@ from crosstie.cli.options import FILE, tool_options
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
-from crosstie.prove.calibration.calibrate import Calibrated, calibrate
-from crosstie.prove.calibration.kept import Kept
+from crosstie.prove.calibration.calibrate import Calibrated, calibrate, keep, kept_files
 from crosstie.prove.calibration.own import OWN
 from crosstie.web.parts import Parts, Table, closing, note
 
@@ -61,19 +60,19 @@ def command(
     target = output or _own_file()
     if target.is_dir():
         raise BadInput(f"{target}: is a folder; say which file in it")
-    kept = Kept(_own_file().parent) if add else None
+    folder = _own_file().parent if add else None
     with progress() as on_progress:
         # What is shipped must not depend on whose machine makes it.
         made = calibrate(
-            [*(kept.files(besides=files) if kept else ()), *files],
+            [*(kept_files(folder, besides=files) if folder else ()), *files],
             with_shipped=not alone,
             quick=not (full or alone or shipped),
             directories=[] if shipped else None,
             given=given,
             on_progress=on_progress,
         )
-    if kept:
-        kept.add(files, given)
+    if folder:
+        keep(folder, files, given)
     made.write(target)
     fitted = made.calibration
     wanted.give(

@@ -6,10 +6,16 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
-from crosstie.prove.claims.check import Checked, ClaimsSummary, check_claims, summarise
-from crosstie.prove.claims.page import page, rest_words
+from crosstie.prove.claims.check import (
+    ClaimsSummary,
+    Judgement,
+    check_claims,
+    page,
+    rest_words,
+    summarise,
+    verdict_named,
+)
 from crosstie.prove.claims.reading import read_claims, select
-from crosstie.prove.claims.verdicts import verdict_named
 from crosstie.web.parts import Heading, Parts, Table, note
 
 # So many claims are shown with all that they rest on; more of them as a table.
@@ -40,7 +46,7 @@ def command(asked: tuple[str, ...], verdict: str | None, article: str | None, ma
         raise BadInput("--markdown prints the whole page and goes with nothing else")
     chosen = select(read_claims(), asked, article)
     only = verdict_named(verdict) if verdict is not None else None
-    claims = [claim for claim in check_claims(Catalog(), chosen) if only is None or claim.finding.verdict == only]
+    claims = [claim for claim in check_claims(Catalog(), chosen) if only is None or claim.verdict == only]
     if not claims and not (markdown or wanted.as_json):
         click.echo("no claim is left", err=True)
         return 1
@@ -48,7 +54,7 @@ def command(asked: tuple[str, ...], verdict: str | None, article: str | None, ma
     return 0 if claims else 1
 
 
-def parts(checked: list[Checked]) -> Parts:
+def parts(checked: list[Judgement]) -> Parts:
     if len(checked) > _IN_FULL:
         yield Table(["id", "~claim", "~verdict", "~computed"], [_row(claim) for claim in checked])
     else:
@@ -61,23 +67,23 @@ def parts(checked: list[Checked]) -> Parts:
     yield note("AMD results are published by others; Crosstie has run nothing on AMD")
 
 
-def _row(checked: Checked) -> list[str]:
-    claim = checked.claim
+def _row(judgement: Judgement) -> list[str]:
+    claim = judgement.claim
     value = claim.value if claim.unit in ("", "bool") else f"{claim.value} {claim.unit}"
-    return [claim.id, f"{claim.subject}: {value}", checked.finding.qualified, checked.finding.computed]
+    return [claim.id, f"{claim.subject}: {value}", judgement.qualified, judgement.computed]
 
 
-def _one(checked: Checked) -> Parts:
-    finding = checked.finding
-    yield Heading(f"{checked.claim.id}  {checked.claim.words}  (article {checked.claim.article})")
-    yield f"  {finding.qualified}; computed: {finding.computed}"
-    yield f"  {finding.reason}"
-    if finding.contradicted_by:
-        yield f"  other claims say otherwise: {', '.join(finding.contradicted_by)}"
-    yield from (note(f"  - {rest_words(rest)}") for rest in finding.rests)
+def _one(judgement: Judgement) -> Parts:
+    claim = judgement.claim
+    yield Heading(f"{claim.id}  {claim.words}  (article {claim.article})")
+    yield f"  {judgement.qualified}; computed: {judgement.computed}"
+    yield f"  {judgement.reason}"
+    if judgement.contradicted_by:
+        yield f"  other claims say otherwise: {', '.join(judgement.contradicted_by)}"
+    yield from (note(f"  - {rest_words(rest)}") for rest in judgement.rests)
 
 
-def to_json(checked: list[Checked]) -> dict[str, object]:
+def to_json(checked: list[Judgement]) -> dict[str, object]:
     claims = [claim_json(claim) for claim in checked]
     return {"summary": summary_json(summarise(checked)), "claims": claims, "assumptions": {"line": _ASSUMED}}
 
@@ -90,13 +96,13 @@ def summary_json(summary: ClaimsSummary) -> dict[str, object]:
     return {"counts": summary.counts, "articles": articles, "best_first": summary.best}
 
 
-def claim_json(checked: Checked) -> dict[str, object]:
-    finding, several = checked.finding, len(checked.finding.tried) > 1
+def claim_json(judgement: Judgement) -> dict[str, object]:
+    several = len(judgement.tried) > 1
     return {
-        **picked(checked.claim, "id article kind subject value unit claim=text"),
-        "verdict": finding.verdict,
-        "readings_agreeing": finding.agreeing if several else None,
-        "readings_tried": len(finding.tried) if several else None,
-        "readings": [picked(reading, "name said agrees") for reading in finding.readings],
-        **picked(finding, "extrapolated computed reason contradicted_by rests_on=rests"),
+        **picked(judgement.claim, "id article kind subject value unit claim=text"),
+        "verdict": judgement.verdict,
+        "readings_agreeing": judgement.agreeing if several else None,
+        "readings_tried": len(judgement.tried) if several else None,
+        "readings": [picked(reading, "name said agrees") for reading in judgement.readings],
+        **picked(judgement, "extrapolated computed reason contradicted_by rests_on=rests"),
     }

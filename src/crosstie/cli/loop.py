@@ -20,8 +20,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, milliseconds, percent, significant
 from crosstie.prove.loop.engine import EngineFailed
 from crosstie.prove.loop.folder import LoopAsked, LoopFolder
-from crosstie.prove.loop.loop import LoopResult, LoopSettings, MachineLoop, begun
-from crosstie.prove.loop.report import report_document
+from crosstie.prove.loop.loop import LoopResult, LoopSettings, MachineLoop, begun, report_document
 from crosstie.web.parts import Heading, Line, Parts, Table, caution
 from crosstie.web.report import write_markdown
 

@@ -18,10 +18,9 @@ from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, plural, significant
 from crosstie.port.doctor.machine import gpus_of
-from crosstie.prove.parity.endpoint import WAYS, Asking, Way
+from crosstie.prove.parity.endpoint import WAYS, Asking, Party, Way, ask_all
 from crosstie.prove.parity.groups import Group, Groups
 from crosstie.prove.parity.harness import Score, harness_line, scored
-from crosstie.prove.parity.passes import Party, ask_all
 from crosstie.prove.parity.power import SIZES, Power
 from crosstie.prove.parity.prompts import BUNDLED, read_prompts
 from crosstie.prove.parity.verdict import DISAGREEMENT, EARLY, Gauge, Limits, Parity, document, judged

@@ -14,7 +14,7 @@ from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import arithmetic, bandwidth, gigabytes, seconds, share
 from crosstie.prove.probe.document import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
-from crosstie.prove.probe.kernels import check_target, ending, run_plan, write_json
+from crosstie.prove.probe.kernels import check_target, run_plan, write_json, write_run
 from crosstie.prove.probe.plan import PARTS, plan_of
 from crosstie.web.parts import Parts, Table
 
@@ -31,7 +31,7 @@ SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
 def command(
     output: Path | None, parts: str | None, quick: bool, plan: Path | None, read: Path | None, wanted: Wanted
 ) -> int:
-    """What the GPU of this machine reaches: copies, matrix products, attention, launches, whole steps, all-reduce.
+    """What the GPU of this machine reaches: copies, matrix products, attention, launches, whole steps.
 
     \b
     crosstie probe
@@ -64,16 +64,11 @@ def command(
         click.echo(f"{len(planned['cases'])} shapes written to {plan}")
         return 0
     check_target(output or Path("probe.json"))
-    try:
-        with progress() as on_progress:
-            document = run_plan(planned, lambda done, total, part: on_progress(done, total, PARTS[part]))
-    except KeyboardInterrupt:
-        raise BadInput("interrupted before the first measurement; nothing was written") from None
+    with progress() as on_progress:
+        document = run_plan(planned, lambda done, total, part: on_progress(done, total, PARTS[part]))
     made = document["provenance"]
     target = output or default_name(made["device"], made["accelerator"], made["date"], Path())
-    write_json(target, document)
-    if made["partial"]:
-        raise BadInput(ending(document, target, len(planned["cases"])))
+    write_run(target, document, planned)
     click.echo(f"written to {target}", err=True)
     return answer(probe_from(msgspec.json.encode(document), target), catalog, wanted)
 

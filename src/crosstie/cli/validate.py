@@ -85,7 +85,7 @@ def command(
 
 def _emulated(validation: Validation) -> int:
     """Rows that no GPU was measured for."""
-    return sum(outcome.cases[0].point["emulated"] == "yes" for outcome in validation.outcomes)
+    return sum(outcome.case.point["emulated"] == "yes" for outcome in validation.outcomes)
 
 
 def parts(validation: Validation, verbose: bool) -> Parts:
@@ -118,13 +118,6 @@ def parts(validation: Validation, verbose: bool) -> Parts:
         yield from _odd(made["odd"], verbose)
     for key in GROUPINGS if verbose else ("by_accelerator",):
         yield from _group(_HEADLINES[key], made[key])
-    for fleet in made["fleets"]:
-        ratio = share(fleet["measured_over_sum"])
-        yield (
-            f"fleet {fleet['fleet']}, {fleet['model']} {fleet['scenario']}: {fleet['predicted']:,.0f} tok/s "
-            f"predicted, {fleet['measured']:,.0f} measured, which is {ratio} of the {fleet['sum_of_parts']:,.0f} of "
-            "its parts"
-        )
     if not verbose:
         yield closing(_DETAILS)
 

@@ -41,7 +41,7 @@ def test_drafts_are_counted_and_how_they_were_made_is_asked(crosstie: Command, t
     assert "tokens a step, of drafts of 3, by the engine's own counters" in got.out
     predicted = validate(Catalog([]), [plain(file)])
     if said:
-        (case,) = {id(case): case for outcome in predicted.outcomes for case in outcome.cases}.values()
+        (case,) = {id(outcome.case): outcome.case for outcome in predicted.outcomes}.values()
         drafts = case.deployment.speculation
         assert drafts is not None
         assert (drafts.method, drafts.depth) == ("eagle3", 3)

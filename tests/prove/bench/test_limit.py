@@ -9,7 +9,7 @@ from crosstie.prove.bench.limit import find_limit
 from crosstie.prove.bench.loads import BenchLoad
 from crosstie.prove.bench.summary import PointResult, of_runs
 
-HELD = of_runs(BenchLoad(requests_per_s=1.0), [run([outcome(0.0, 0.1, 1.0)] * 8)], TARGETS, [[]])
+HELD = of_runs(BenchLoad(requests_per_s=1.0), [run([outcome(0.0, 0.1, 1.0)] * 8)], TARGETS)
 
 
 def result(well: bool) -> PointResult:

@@ -11,8 +11,7 @@ from tests.run.emulate.running import emulated_beside
 
 from crosstie.catalog.days import shipped_days
 from crosstie.core.errors import BadInput
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
-from crosstie.prove.bench.schedules import phases_of, scheduled
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made, phases_of, scheduled
 from crosstie_gateway.emulate.fleet import EmulatedFleet
 
 

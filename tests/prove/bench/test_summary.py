@@ -62,13 +62,13 @@ def test_what_has_settled_is_measured_while_all_clients_are_at_work() -> None:
     assert found["output_tokens_per_s"] == pytest.approx(11 * (0.5 / 1.0 + 5 + 0.5 / 1.5) / 6)
     # The GPU is watched meanwhile: the last token came at 8 s of the run, which ended then on this machine's clock.
     assert one.watched(1.0) == (1.5, 7.5)
-    point = of_runs(BenchLoad(clients=2), [one], ClassTargets(), [[]])
+    point = of_runs(BenchLoad(clients=2), [one], ClassTargets())
     assert (point.arrivals, point.requests) == ("steady", 8)
     # Who began one by one and was never at work together says nothing of either.
     few = run(some[:3], settled=settled_time([due[:3]], [starts]), staggered=True)
-    assert of_runs(BenchLoad(clients=2), [few], ClassTargets(), [[]]).arrivals == "unsettled"
-    assert of_runs(BenchLoad(clients=2), [run(some)], ClassTargets(), [[]]).arrivals == "lockstep"
-    assert of_runs(BenchLoad(requests_per_s=2.0), [run(some)], ClassTargets(), [[]]).arrivals == "by the clock"
+    assert of_runs(BenchLoad(clients=2), [few], ClassTargets()).arrivals == "unsettled"
+    assert of_runs(BenchLoad(clients=2), [run(some)], ClassTargets()).arrivals == "lockstep"
+    assert of_runs(BenchLoad(requests_per_s=2.0), [run(some)], ClassTargets()).arrivals == "by the clock"
 
 
 def test_of_several_senders_the_first_without_requests_ends_it() -> None:
@@ -104,7 +104,7 @@ def test_one_run_has_intervals_by_its_stretches_and_several_by_repeats() -> None
         ttfts = draw.gamma(4.0, 0.05, 200) + shift
         return [outcome(i * 0.1, float(ttft), float(ttft) + 1.0) for i, ttft in enumerate(ttfts)]
 
-    one = of_runs(BenchLoad(clients=4), [run(some(0.0))], ClassTargets(), [[]])
+    one = of_runs(BenchLoad(clients=4), [run(some(0.0))], ClassTargets())
     assert one.intervals == "bootstrap"
     assert one.kept is None
     mean = one.metrics["ttft_s_mean"]
@@ -113,9 +113,9 @@ def test_one_run_has_intervals_by_its_stretches_and_several_by_repeats() -> None
     assert one.metrics["output_tokens_per_s"].low < one.metrics["output_tokens_per_s"].high
     # What an open loop brings is what it was told to bring.
     assert math.isnan(
-        of_runs(BenchLoad(requests_per_s=4.0), [run(some(0.0))], ClassTargets(), [[]]).metrics["requests_per_s"].low
+        of_runs(BenchLoad(requests_per_s=4.0), [run(some(0.0))], ClassTargets()).metrics["requests_per_s"].low
     )
-    apart = of_runs(BenchLoad(clients=4), [run(some(0.0)), run(some(0.3)), run(some(0.6))], TARGETS, [[], [], []])
+    apart = of_runs(BenchLoad(clients=4), [run(some(0.0)), run(some(0.3)), run(some(0.6))], TARGETS)
     wide = apart.metrics["ttft_s_mean"]
     assert apart.intervals == "student"
     assert wide.high - wide.low > 4 * (mean.high - mean.low)
@@ -126,16 +126,16 @@ def test_one_run_has_intervals_by_its_stretches_and_several_by_repeats() -> None
 
 def test_targets_hold_at_their_percentile_and_not_where_a_run_was_cut() -> None:
     half = [outcome(0.0, 0.2, 1.0), outcome(1.0, 0.9, 2.0)]
-    assert of_runs(BenchLoad(clients=1), [run(half)], TARGETS, [[]]).holds
-    assert not of_runs(BenchLoad(clients=1), [run(half, gave_up=True)], TARGETS, [[]]).holds
+    assert of_runs(BenchLoad(clients=1), [run(half)], TARGETS).holds
+    assert not of_runs(BenchLoad(clients=1), [run(half, gave_up=True)], TARGETS).holds
     worse = [*half, outcome(2.0, 0.9, 2.0)]
-    assert not of_runs(BenchLoad(clients=1), [run(worse)], TARGETS, [[]]).holds
+    assert not of_runs(BenchLoad(clients=1), [run(worse)], TARGETS).holds
 
 
 def test_endpoints_are_compared_repeat_by_repeat() -> None:
     def point(factor: float) -> object:
         runs = [run([outcome(0.0, 0.1 * factor * wild, 1.0 * factor * wild)]) for wild in (1.0, 1.5, 2.0)]
-        return of_runs(BenchLoad(clients=1), runs, ClassTargets(), [[], [], []])
+        return of_runs(BenchLoad(clients=1), runs, ClassTargets())
 
     # What drifts for both alike is no difference between them.
     found = ratio(point(2.0), point(1.0), "ttft_s_p50")  # type: ignore[arg-type]
@@ -145,12 +145,12 @@ def test_endpoints_are_compared_repeat_by_repeat() -> None:
 
 def test_a_client_that_was_slow_says_so() -> None:
     some = [outcome(float(i), 0.1, 1.0) for i in range(20)]
-    assert not of_runs(BenchLoad(clients=1), [run(some, lag=0.005)], ClassTargets(), [[]]).bent
-    assert of_runs(BenchLoad(clients=1), [run(some, lag=0.02)], ClassTargets(), [[]]).bent
+    assert not of_runs(BenchLoad(clients=1), [run(some, lag=0.005)], ClassTargets()).bent
+    assert of_runs(BenchLoad(clients=1), [run(some, lag=0.02)], ClassTargets()).bent
     # A loop that is late by so much is late by twenty times that on a clock that runs twenty times as fast.
-    assert of_runs(BenchLoad(clients=1), [run(some, lag=0.005)], ClassTargets(), [[]], speed=20.0).bent
+    assert of_runs(BenchLoad(clients=1), [run(some, lag=0.005)], ClassTargets(), speed=20.0).bent
     late = [outcome(float(i), 0.1, 1.0, late=0.05) for i in range(20)]
-    found = of_runs(BenchLoad(clients=1), [run(late)], ClassTargets(), [[]])
+    found = of_runs(BenchLoad(clients=1), [run(late)], ClassTargets())
     assert found.bent
     assert found.client.cpu_s_per_request == pytest.approx(1.0 / 20)
 
@@ -158,7 +158,7 @@ def test_a_client_that_was_slow_says_so() -> None:
 def test_power_becomes_joules_of_a_token() -> None:
     some = [outcome(float(i), 0.1, 1.0) for i in range(10)]
     use = [GpuUse("0", 5, 300.0, 350.0, 1e9, 0.5), GpuUse("1", 5, 200.0, 250.0, 2e9, 0.7)]
-    found = of_runs(BenchLoad(clients=1), [run(some, seconds=11.0)], ClassTargets(), [use])
+    found = of_runs(BenchLoad(clients=1), [run(some, seconds=11.0, gpus=use)], ClassTargets())
     assert found.metrics["power_w"].value == 500.0
     assert found.metrics["joules_per_output_token"].value == pytest.approx(500.0 * 10.0 / 110)
     assert [one.gpu for one in found.gpus] == ["0", "1"]

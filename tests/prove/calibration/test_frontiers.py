@@ -6,7 +6,7 @@ from tests.prove.calibration.test_calibrate import cases_at, measure
 
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
-from crosstie.prove.calibration.frontiers import frontier, frontier_errors
+from crosstie.prove.calibration.groups import frontier, frontier_errors
 from crosstie.prove.calibration.regression import gather
 
 

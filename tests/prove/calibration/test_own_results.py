@@ -34,7 +34,7 @@ def cases_of(files: list[Path]) -> list[MeasuredCase]:
     """All rows of these are predicted."""
     found = validate(Catalog([]), files)
     assert not found.missed
-    return [case for outcome in found.outcomes for case in outcome.cases]
+    return [outcome.case for outcome in found.outcomes]
 
 
 def test_every_file_is_predicted_as_it_was_measured() -> None:
@@ -43,7 +43,7 @@ def test_every_file_is_predicted_as_it_was_measured() -> None:
 
 def test_small_models_are_predicted_and_conversations_left_out() -> None:
     found = validate(Catalog([]), SMALL)
-    assert {case.point["model"] for outcome in found.outcomes for case in outcome.cases} == {
+    assert {outcome.case.point["model"] for outcome in found.outcomes} == {
         "qwen3-8b",
         "qwen3-30b-a3b",
     }

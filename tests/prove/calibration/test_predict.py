@@ -26,8 +26,7 @@ def resolve(catalog: Catalog) -> Cases:
 
 
 def one(resolve: Cases, **changes: str) -> MeasuredCase:
-    (case,) = resolve.of(point(**changes))
-    return case
+    return resolve.of(point(**changes))
 
 
 def predicted(*cases: MeasuredCase) -> dict[str, list[float]]:

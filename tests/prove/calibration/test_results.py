@@ -72,7 +72,7 @@ def test_rows_of_one_operating_point_come_together(tmp_path: Path) -> None:
     )
     found = read_results(file)
     assert [len(point.rows) for point in found.points] == [2, 1, 1]
-    assert found.points[0].where == f"{file}:2"
+    assert (found.points[0].rows[0].file, found.points[0].rows[0].line) == (str(file), 2)
     assert found.rows == 4
 
 

@@ -33,8 +33,7 @@ def resolve(catalog: Catalog) -> Cases:
 
 
 def one(resolve: Cases, row: dict[str, str], **changes: str) -> MeasuredCase:
-    (case,) = resolve.of(point(**{**row, **changes}))
-    return case
+    return resolve.of(point(**{**row, **changes}))
 
 
 def predicted(*cases: MeasuredCase) -> dict[str, list[float]]:

@@ -74,7 +74,7 @@ def test_so_it_is_with_what_is_fitted_after_it(catalog: Catalog, inputs: Inputs,
     known = {scope: parts for scope, parts in whole.scopes.items() if mode_of(scope) in before}
     so_far = catalog.calibrated_by(msgspec.structs.replace(whole, scopes=known))
     resolve = Cases(so_far)
-    cases = [case for point in points for case in resolve.of(point)]
+    cases = [resolve.of(point) for point in points]
     fit = Regression(so_far, gather(so_far, cases), MODE_LEVELS[mode], more=True)
     assert moved_by_another_round(fit, whole) < 0.06
 

@@ -116,7 +116,7 @@ def test_a_full_load_by_its_formula(catalog: Catalog, tmp_path: Path) -> None:
     """Ideal GPU time of a request: its share of full prefill steps, and of each decode step of the batch."""
     row = {"concurrency": "max load", "metric": "output_tokens_per_s_total", "unit": "tok/s", "value": "5000"}
     (point,) = read_results(results(tmp_path, row)).points
-    (case,) = Cases(catalog).of(point)
+    case = Cases(catalog).of(point)
     hardware = Hardware([case.deployment])
     steady = steady_state(hardware, _most_clients(case), 1000, 100)
     chunk = float(hardware.chunk_tokens[0, 0])
@@ -323,7 +323,7 @@ def test_a_picture_of_nothing_dated_is_refused(crosstie: Command, tmp_path: Path
 
 def test_ideal_is_never_slower_than_predicted(catalog: Catalog, tmp_path: Path) -> None:
     rows = [{"concurrency": n, "output_len": m} for n in ("1", "8", "64") for m in ("1", "500")]
-    cases = [Cases(catalog).of(point)[0] for point in read_results(results(tmp_path, *rows)).points]
+    cases = [Cases(catalog).of(point) for point in read_results(results(tmp_path, *rows)).points]
     predictor = Predictor(cases)
     predicted, ideal = predictor.predict(), predictor.ideal()
     for name in ("ttft_mean", "tpot", "run"):

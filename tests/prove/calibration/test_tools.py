@@ -31,7 +31,6 @@ INFERENCEX: list[dict[str, Any]] = json.loads(written("inferencex-agg_bmk.json")
 API: list[dict[str, Any]] = json.loads(written("inferencex-api-benchmarks.json"))
 SESSIONS: list[dict[str, Any]] = json.loads(written("inferencex-agentic-agg.json"))
 MLPERF = written("mlperf-offline-mlperf_log_summary.txt")
-REPLAY: dict[str, Any] = json.loads(written("crosstie-replay.json"))
 
 
 def read(tmp_path: Path, content: Any, name: str = "bench.json", **given: str) -> list[OperatingPoint]:
@@ -121,7 +120,7 @@ def test_inferencex(tmp_path: Path, catalog: Catalog) -> None:
     ]
     assert values(points[0])["tpot mean"] == pytest.approx(0.086492, rel=1e-4)
     # Every one of them can be predicted, with what its recipes set.
-    cases = [case for point in points for case in Cases(catalog).of(point)]
+    cases = [Cases(catalog).of(point) for point in points]
     assert [case.gpus for case in cases] == [4, 2, 4, 24]
     assert [case.deployment.parallelism.dp for case in cases] == [1, 2, 1, 8]
     assert str(cases[3].deployment.speculation) == "mtp:3"
@@ -142,10 +141,10 @@ def test_rows_of_inferencexs_api(tmp_path: Path, catalog: Catalog) -> None:
     assert values(one)["throughput mean"] == 1400.0
     assert values(one)["ttft p90"] == pytest.approx(1.2)
     assert values(one)["energy mean"] == 4.0
-    (case,) = Cases(catalog).of(one)
+    case = Cases(catalog).of(one)
     assert (case.gpus, case.deployment.parallelism.dp) == (8, 8)
     assert (apart["parallelism"], apart["num_accelerators"]) == ("P:1xTP1EP8 D:2xTP1EP8", "24")
-    (case,) = Cases(catalog).of(apart)
+    case = Cases(catalog).of(apart)
     assert (case.gpus, str(case.deployment.speculation)) == (24, "mtp:3")
     # Sessions have no lengths there, and power that was not valid is none.
     assert (sessions["input_len"], sessions["scenario"]) == ("", "agentic sessions, closed loop")
@@ -178,13 +177,6 @@ def test_mlperf_summaries_have_the_lengths_of_their_data_set(tmp_path: Path, sce
     assert values(point)["throughput mean"] == rate
 
 
-def test_a_replay(tmp_path: Path) -> None:
-    (point,) = read(tmp_path, REPLAY)
-    assert (point["input_len"], point["output_len"], point["num_prompts"]) == ("429", "75", "12")
-    assert point["concurrency"] == f"rate {12 / REPLAY['seconds']:g} req/s"
-    assert values(point)["ttft mean"] == pytest.approx(0.08814, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -198,7 +190,6 @@ def test_a_replay(tmp_path: Path) -> None:
         (MLPERF.replace("Performance", "Accuracy"), "a performance run is read"),
         ({"crosstie_bench": 2}, "crosstie_bench: is 2; this version reads 1"),
         ({"crosstie_bench": 1, "endpoints": [{"points": [{}]}]}, "are not as crosstie bench writes them"),
-        (REPLAY | {"pools": REPLAY["pools"] * 2}, "a replay against one pool can be compared"),
     ],
 )
 def test_what_is_not_understood_is_refused_whole(tmp_path: Path, content: Any, reason: str) -> None:
@@ -243,7 +234,7 @@ def with_request(document: dict[str, Any], **request: str) -> dict[str, Any]:
         (AIPERF | {"responses": [{"system_fingerprint": "crosstie-emulated"}]}, True),
         (GUIDELLM, False),
         (with_request(GUIDELLM, output=TOLD), True),
-        (REPLAY | {"emulated": True}, True),
+        (VLLM | {"emulated": True}, True),
         # Somebody's prompt that speaks of it is no mark.
         (VLLM | {"label": '"emulated": true'}, False),
     ],

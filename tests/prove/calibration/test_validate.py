@@ -156,35 +156,6 @@ def test_the_tail_of_a_whole_request_is_no_median(tmp_path: Path) -> None:
     assert found["metrics"].get("e2e", {"n": 0})["n"] == 0  # type: ignore[attr-defined]
 
 
-OFFLINE = {"scenario": "Offline", "concurrency": "", "model": "llama-2-70b", "precision": "fp8", "tp": "1"}
-
-
-@pytest.mark.parametrize(
-    "fleet",
-    ["8xH200+8xMI350X", *(pytest.param(x, marks=pytest.mark.slow) for x in ("8 x H200 + 8 x MI350X", "H200+MI350X"))],
-)
-def test_a_fleet_gives_the_sum_of_its_parts(crosstie: Command, tmp_path: Path, fleet: str) -> None:
-    parts = [predicted(tmp_path, **OFFLINE, accelerator=name, num_accelerators="8") for name in ("H200", "MI350X")]
-    rows = [
-        row(**OFFLINE, accelerator=fleet, num_accelerators="16", value="40000"),
-        row(**OFFLINE, accelerator=fleet, num_accelerators="16", metric="output_tokens_per_s_per_gpu",
-            unit="tok/s/gpu", value="2500"),
-        row(**OFFLINE, accelerator=fleet, num_accelerators="16", metric="ttft_ms_mean", unit="ms", value="100"),
-    ]  # fmt: skip
-    file = written(tmp_path / "a.csv", *rows)
-    found = json.loads(crosstie("validate", str(file), "--json").out)
-    assert found["uncovered"] == {"ttft of a mixed fleet is not predicted": 1}
-    whole, each = found["fleets"]
-    assert whole["sum_of_parts"] == pytest.approx(sum(parts))
-    assert whole["measured_over_sum"] == pytest.approx(40000 / sum(parts))
-    assert each["sum_of_parts"] == pytest.approx(sum(parts) / 16)
-    assert whole["fleet"] == "8 x h200 + 8 x mi350x"
-    assert set(found["by_accelerator"]) == {"h200+mi350x"}
-    # A fleet is nobody's rank.
-    assert found["rank"]["pairs"] == 0
-    assert "fleet 8 x h200 + 8 x mi350x, llama-2-70b Offline" in crosstie("validate", str(file)).out
-
-
 def pair(
     tmp_path: Path, one: float, other: float, accelerators: tuple[str, str] = ("h200", "mi300x")
 ) -> dict[str, int]:

@@ -10,20 +10,24 @@ from tests.conftest import Command
 
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.core.errors import BadData, BadInput
-from crosstie.prove.claims.check import Checked, check_claims, contradictions, judged, summarise
-from crosstie.prove.claims.page import page
-from crosstie.prove.claims.questions import Questions
-from crosstie.prove.claims.reading import Span, read_claims, select, spans_of
-from crosstie.prove.claims.rests import read_public_facts
-from crosstie.prove.claims.verdicts import (
+from crosstie.prove.claims.check import (
     CONDITIONAL,
     CONTRADICTED,
     HOLDS,
     UNCHECKABLE,
     VERDICTS,
     WRONG,
+    Judgement,
+    check_claims,
+    contradictions,
+    judged,
+    page,
+    summarise,
     verdict_of,
 )
+from crosstie.prove.claims.questions import Questions
+from crosstie.prove.claims.reading import Span, read_claims, select, spans_of
+from crosstie.prove.claims.rests import read_public_facts
 
 ROOT = Path(__file__).parents[3]
 SAYS = 'says = { article = "A", kind = "spec", subject = "x", claim = "y", value = "1", unit = "GB" }'
@@ -31,13 +35,13 @@ ASKS = "readings = { \"by the catalog\" = \"fact('h200', 'chip.tdp')\" }"
 
 
 @pytest.fixture(scope="module")
-def found(catalog: Catalog) -> dict[str, Checked]:
+def found(catalog: Catalog) -> dict[str, Judgement]:
     return {one.claim.id: one for one in check_claims(catalog)}
 
 
 def verdict_in(catalog: Catalog, name: str) -> str:
     claims = tuple(claim for claim in read_claims() if claim.id == name)
-    return check_claims(catalog, claims)[0].finding.verdict
+    return check_claims(catalog, claims)[0].verdict
 
 
 def overriding(folder: Path, part: str, *changes: tuple[str, str], without: tuple[str, ...] = ()) -> Catalog:
@@ -57,14 +61,14 @@ def overriding(folder: Path, part: str, *changes: tuple[str, str], without: tupl
     return Catalog([folder])
 
 
-def test_every_claim_has_a_verdict_a_reason_and_something_it_rests_on(found: dict[str, Checked]) -> None:
+def test_every_claim_has_a_verdict_a_reason_and_something_it_rests_on(found: dict[str, Judgement]) -> None:
     assert len(found) == 72
     for one in found.values():
-        assert one.finding.verdict in VERDICTS
-        assert one.finding.computed.strip()
-        assert one.finding.reason.strip()
-        assert one.finding.rests, one.claim.id
-        for rest in one.finding.rests:
+        assert one.verdict in VERDICTS
+        assert one.computed.strip()
+        assert one.reason.strip()
+        assert one.rests, one.claim.id
+        for rest in one.rests:
             assert rest.kind in ("catalog", "model", "measured", "arithmetic", "source")
             assert rest.what.strip()
             if rest.kind in ("catalog", "measured", "source"):
@@ -103,56 +107,54 @@ def test_every_claim_has_a_verdict_a_reason_and_something_it_rests_on(found: dic
         ("c69", HOLDS, "2 x"),
     ],
 )
-def test_well_known_claims(found: dict[str, Checked], name: str, verdict: str, computed: str) -> None:
-    assert found[name].finding.verdict == verdict, found[name].finding.reason
-    assert computed in found[name].finding.computed
+def test_well_known_claims(found: dict[str, Judgement], name: str, verdict: str, computed: str) -> None:
+    assert found[name].verdict == verdict, found[name].reason
+    assert computed in found[name].computed
 
 
-def test_reasons_name_what_was_mixed_up(found: dict[str, Checked]) -> None:
-    assert "2:4 sparsity" in found["c06"].finding.reason
-    assert "MI300X" in found["c09"].finding.reason
-    assert "TF32 rate is 653.7" in found["c43"].finding.reason
-    assert "20,919" in found["c27"].finding.reason  # 2614.9 * 8
-    assert "int4: 2 and 4" in found["c37"].finding.computed
-    assert found["c02"].finding.contradicted_by == ("c34",)
-    assert "c58" in found["c04"].finding.contradicted_by
+def test_reasons_name_what_was_mixed_up(found: dict[str, Judgement]) -> None:
+    assert "2:4 sparsity" in found["c06"].reason
+    assert "MI300X" in found["c09"].reason
+    assert "TF32 rate is 653.7" in found["c43"].reason
+    assert "20,919" in found["c27"].reason  # 2614.9 * 8
+    assert "int4: 2 and 4" in found["c37"].computed
+    assert found["c02"].contradicted_by == ("c34",)
+    assert "c58" in found["c04"].contradicted_by
 
 
-def test_a_verdict_says_how_many_readings_agree_and_what_it_rests_on(found: dict[str, Checked]) -> None:
+def test_a_verdict_says_how_many_readings_agree_and_what_it_rests_on(found: dict[str, Judgement]) -> None:
     """c25's figure lies in one interval of nine; c29 mixes no kinds of prices; c48 is extrapolated; c67 splits no copy."""
-    c25 = found["c25"].finding
+    c25 = found["c25"]
     assert (c25.verdict, c25.agreeing, len(c25.tried), len(c25.readings)) == (CONDITIONAL, 1, 9, 12)
     assert c25.qualified == "holds under stated conditions (1 of 9 readings agree)"
     assert "Does not fit: bf16 on 1" in c25.reason
-    c29 = found["c29"].finding
+    c29 = found["c29"]
     assert (c29.agreeing, len(c29.tried)) == (0, 4)
     assert "quoted" not in " ".join(rest.what for rest in c29.rests)
-    c48 = found["c48"].finding
+    c48 = found["c48"]
     assert c48.extrapolated
     assert c48.qualified == "wrong (by extrapolation alone)"
     assert not c25.extrapolated
     # Five points of this model were measured on MI325X, as `tco` says; somebody's run speaks of c49, too.
-    assert not found["c18"].finding.extrapolated
-    assert not found["c49"].finding.extrapolated
-    assert "as if their bytes were one memory: MI350X 34" in found["c67"].finding.reason
-    c65 = found["c65"].finding
+    assert not found["c18"].extrapolated
+    assert not found["c49"].extrapolated
+    assert "as if their bytes were one memory: MI350X 34" in found["c67"].reason
+    c65 = found["c65"]
     assert (c65.verdict, c65.tried[0].value) == (CONTRADICTED, None)
 
 
-def test_what_agrees_lies_in_the_interval_that_is_shown(found: dict[str, Checked]) -> None:
+def test_what_agrees_lies_in_the_interval_that_is_shown(found: dict[str, Judgement]) -> None:
     """No claim holds by an interval that excludes it."""
     for name in ("c24", "c25"):
         one = found[name]
-        low, high = (
-            float(end.replace(",", "")) for end in re.findall(r"[(]([\d,]+) to ([\d,]+)[)]", one.finding.computed)[0]
-        )
-        assert (one.finding.verdict != WRONG) == (low <= one.claim.spans[0].middle <= high)
+        low, high = (float(end.replace(",", "")) for end in re.findall(r"[(]([\d,]+) to ([\d,]+)[)]", one.computed)[0])
+        assert (one.verdict != WRONG) == (low <= one.claim.spans[0].middle <= high)
 
 
-def test_what_holds_under_conditions_names_one_under_which_it_does_not(found: dict[str, Checked]) -> None:
+def test_what_holds_under_conditions_names_one_under_which_it_does_not(found: dict[str, Judgement]) -> None:
     for one in found.values():
-        if one.finding.verdict == CONDITIONAL:
-            assert re.search(r"\bNot as claimed|It does not hold", one.finding.reason), one.claim.id
+        if one.verdict == CONDITIONAL:
+            assert re.search(r"\bNot as claimed|It does not hold", one.reason), one.claim.id
 
 
 @pytest.mark.slow
@@ -192,9 +194,9 @@ def test_other_facts_of_the_catalog_decide_their_claims(tmp_path: Path) -> None:
 def test_a_catalog_that_lacks_what_a_check_needs_is_no_traceback(tmp_path: Path) -> None:
     tiny = overriding(tmp_path / "a", "mi350x", ("capacity = { value = 288", "capacity = { value = 24"))
     one = check_claims(tiny, select(read_claims(), ("c61",)))[0]
-    assert one.finding.verdict == WRONG
-    assert "Does not fit: as vLLM plans it" in one.finding.reason
-    assert all(one.finding.reason for one in check_claims(tiny))
+    assert one.verdict == WRONG
+    assert "Does not fit: as vLLM plans it" in one.reason
+    assert all(one.reason for one in check_claims(tiny))
     bare = overriding(tmp_path / "b", "h100-sxm", without=("sparse", "measured"))
     assert verdict_in(bare, "c07") == UNCHECKABLE
     assert verdict_in(bare, "c06") == WRONG
@@ -357,14 +359,14 @@ def test_claims_as_json_have_their_keys(crosstie: Command) -> None:
 
 
 @pytest.mark.slow
-def test_the_page_is_what_the_command_prints(crosstie: Command, found: dict[str, Checked]) -> None:
+def test_the_page_is_what_the_command_prints(crosstie: Command, found: dict[str, Judgement]) -> None:
     printed = crosstie("claims", "--markdown").out
     assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == printed, "run `make claims`"
     assert printed == page(list(found.values()))
     assert not re.search(r"\de\+\d", printed)
 
 
-def test_counts_of_verdicts_add_up_to_all_claims(found: dict[str, Checked]) -> None:
+def test_counts_of_verdicts_add_up_to_all_claims(found: dict[str, Judgement]) -> None:
     summary = summarise(list(found.values()))
     assert sum(summary.counts.values()) == 72
     assert sum(total for total, _, _ in summary.articles.values()) == 72

@@ -6,16 +6,15 @@ import pytest
 
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.prove.claims import questions as questions_module
-from crosstie.prove.claims.check import check_claims
+from crosstie.prove.claims.check import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check_claims
 from crosstie.prove.claims.questions import Questions, rests_on_article
 from crosstie.prove.claims.reading import read_claims, select
-from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement
 
 HEADER = (SHIPPED / "prices.csv").read_text().splitlines()[0]
 
 
 def finding_in(catalog: Catalog, name: str) -> Judgement:
-    return check_claims(catalog, select(read_claims(), (name,)))[0].finding
+    return check_claims(catalog, select(read_claims(), (name,)))[0]
 
 
 def with_prices(folder: Path, *rows: str) -> Catalog:

@@ -6,10 +6,9 @@ Claims: 31% less per token over three years (c18), 19% with two more engineers (
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.prove.claims.check import check_claims
+from crosstie.prove.claims.check import CONDITIONAL, WRONG, Judgement, check_claims
 from crosstie.prove.claims.reading import read_claims, select
 from crosstie.prove.claims.uncertain import Uncertain
-from crosstie.prove.claims.verdicts import CONDITIONAL, WRONG, Judgement
 
 # Million USD: 800 x 22,000 and 800 x 35,000, less 14%.
 MI325X, H200 = 17.6 * 0.86, 28.0 * 0.86
@@ -23,7 +22,7 @@ SAME_BILL = MI325X + POWER
 @pytest.fixture(scope="module")
 def findings(catalog: Catalog) -> dict[str, Judgement]:
     found = check_claims(catalog, select(read_claims(), ("c18", "c19", "c20")))
-    return {one.claim.id: one.finding for one in found}
+    return {one.claim.id: one for one in found}
 
 
 def values(finding: Judgement) -> list[object]:

@@ -37,7 +37,7 @@ def width_after(points: Sequence[LoopPoint], asked: Sequence[LoopPoint]) -> floa
         at = one.operating_point(CONDITIONS)
         names = list(METRICS)
         at.rows = [replace(row, value=known[names[place]].value) for place, row in enumerate(at.rows)]
-        cases += Cases(CATALOG).of(at)
+        cases.append(Cases(CATALOG).of(at))
     after = CATALOG.calibrated_by(learn_own(CATALOG, cases, [], []))
     found = predicted(after, asked, CONDITIONS)
     return float(np.mean([np.log(one[name].high / one[name].low) for one in found for name in ("ttft_s", "tpot_s")]))

@@ -2,9 +2,8 @@
 
 import pytest
 
-from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is_wanted_json, loops
 from crosstie.prove.parity.prompts import OfferedTool, Prompt
-from crosstie.prove.parity.samples import Sample, ToolCall
+from crosstie.prove.parity.samples import Sample, ToolCall, calls_a_tool_rightly, is_garbage, is_wanted_json, loops
 
 WEATHER = OfferedTool(
     name="weather",

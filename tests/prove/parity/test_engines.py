@@ -11,8 +11,7 @@ from tests.prove.parity.gguf_damage import damaged
 from tests.prove.parity.llama_server import llama
 from tests.run.start.test_local import installed
 
-from crosstie.prove.parity.endpoint import Asking
-from crosstie.prove.parity.passes import Party, ask_all
+from crosstie.prove.parity.endpoint import Asking, Party, ask_all
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.verdict import Parity, judged
 from crosstie_gateway.start.local import shipped_weights

@@ -7,8 +7,7 @@ import pytest
 from tests.prove.parity.fake_engine import Engine, served
 
 from crosstie.core.errors import BadInput
-from crosstie.prove.parity.endpoint import WAYS, Asking, Way, cuts
-from crosstie.prove.parity.passes import Party, Passes, ask_all
+from crosstie.prove.parity.endpoint import WAYS, Asking, Party, Passes, Way, ask_all, cuts
 from crosstie.prove.parity.prompts import Prompt, read_prompts
 from crosstie.prove.parity.verdict import Gauge, Limits, Parity, interval, judged
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from crosstie.prove.probe.device import Timing
 from crosstie.prove.probe.kernels import Case, LoadedDevice, Measured
-from crosstie.prove.probe.timer import Timing
 
 SECONDS = {
     "copy": 2 * (1 << 30) / 4e12,

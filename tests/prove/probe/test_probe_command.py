@@ -20,7 +20,7 @@ from crosstie.prove.probe.document import read_probe
 from crosstie.prove.probe.kernels import Case, LoadedDevice, Measured
 
 SOURCE = Path(probe_kernels.__file__).parents[3]
-ALONE = ("kernels", "device", "decoder", "timer", "collectives")
+ALONE = ("kernels", "device", "decoder")
 
 
 @pytest.fixture
@@ -52,7 +52,6 @@ def test_a_whole_run_is_written_to_one_file(crosstie: Command, torch: FakeTorch,
     assert file.name.startswith("probe-h200-20")
     assert got.err == f"written to {file.name}\n"
     assert "NVIDIA H200  taken for h200, 150.1 GB, 700 W limit, driver 580.159.03, PyTorch 2.99.0, CUDA 13.0" in got.out
-    assert "collectives: skipped, one GPU is visible" in got.out
     assert "roofline" in got.out
     probe = read_probe(file)
     assert probe.provenance.failures == ()
@@ -158,23 +157,6 @@ def test_a_device_that_dies_ends_the_run(crosstie: Command, monkeypatch: pytest.
         "the device failed (RuntimeError: CUDA error: an illegal memory access was encountered) after 2 of 28"
         in got.err
     )
-
-
-def test_several_gpus_reduce(crosstie: Command, monkeypatch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-    asked: list[Any] = []
-
-    def reduces(*arguments: Any) -> Any:
-        asked.append(arguments)
-        row = {"kind": "all-reduce", "format": "bf16", "bytes": 1 << 30, "ranks": 4, "seconds": 5e-3, "samples": 15}
-        return [{**row, "spread": 1.2, "graph": False}], "rank 3: gone"
-
-    torch.cuda.gpus = 4
-    monkeypatch.setattr(probe_kernels, "all_reduces", reduces)
-    got = crosstie("probe", "--parts", "collectives", "-o", "x.json")
-    assert asked[0][:3] == ("cuda", "nccl", 4)
-    assert "all-reduce, 4 GPUs" in got.out
-    assert "all-reduce, 1 refused: rank 3: gone" in got.out
-    assert read_probe(Path("x.json")).measurements[0].backend == "nccl"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +281,7 @@ def test_a_run_alone_on_a_gpu_says_so(
         assert probe_kernels.main(["plan.json", "out.json"]) == 0
         shown = capsys.readouterr()
         assert "NVIDIA H200: 42 measurements, 0 refused" in shown.out
-        assert "  collectives" in shown.err
+        assert "  moe" in shown.err
         assert crosstie("probe", "--read", "out.json").status == 0
         monkeypatch.setitem(probe_kernels.KINDS, "gemm", after(3, KeyboardInterrupt()))
         assert probe_kernels.main(["plan.json", "out.json"]) == 2

@@ -25,7 +25,6 @@ ROWS: list[dict[str, Any]] = [
     {"kind": "attention-decode", "format": "bf16", **ATTENTION, **TIMED, "backend": "cudnn"},
     {"kind": "decode-step", "format": "bf16", "model": "llama-3.1-8b", "batch": 1, "context": 4096, **TIMED, "seconds": 4.65e-3},
     {"kind": "prefill-step", "format": "bf16", "model": "llama-3.1-8b", "batch": 1, "context": 8192, **TIMED, "seconds": 0.24},
-    {"kind": "all-reduce", "format": "bf16", "bytes": 1 << 30, "ranks": 8, **TIMED, "seconds": 5e-3},
     {"kind": "kernel-in-graph", "format": "fp32", "bytes": 4096, **TIMED, "seconds": 2e-6},
     {"kind": "kernel-eager", "format": "fp32", "bytes": 4096, **TIMED, "seconds": 5e-6},
     {"kind": "host-launch", "format": "fp32", "bytes": 4096, **TIMED, "seconds": 4e-6},
@@ -80,7 +79,7 @@ def test_every_kind_is_in_the_sample() -> None:
         (("measurements", 0, "kind"), "copies", "measurements[0].kind", "'copies' is unknown; known: copy"),
         (("measurements", 0, "format"), "fp5", "measurements[0].format", "'fp5' is unknown; known: fp32"),
         (("measurements", 3, "k"), None, "measurements[3].k", "is missing from gemm"),
-        (("measurements", 3, "ranks"), 2, "measurements[3].ranks", "is no field of gemm"),
+        (("measurements", 3, "batch"), 2, "measurements[3].batch", "is no field of gemm"),
         (("measurements", 3, "tflops"), 2, "measurements[3]", "unknown field `tflops`"),
     ],
 )
@@ -128,8 +127,6 @@ def test_fractions_are_of_the_datasheet(catalog: Catalog) -> None:
     assert lines["decode attention"].value == pytest.approx(4 * 4 * 1000 * 8 * 128 / 1e-3)
     assert "cudnn" in lines["decode attention"].at
     # Fourteen eighths of the message cross the bus.
-    assert lines["all-reduce, 8 GPUs"].value == pytest.approx(14 / 8 * (1 << 30) / 5e-3)
-    assert lines["all-reduce, 8 GPUs"].peak == 450e9
     assert lines["kernel in a graph"].fraction is None
     decode = lines["llama-3.1-8b bf16, decode step"]
     # 15 GB of weights that a token reads, and its cache, at 4.8 TB/s.
@@ -142,7 +139,7 @@ def test_fractions_are_of_the_datasheet(catalog: Catalog) -> None:
 
 def test_an_unknown_device_has_no_fractions(catalog: Catalog) -> None:
     lines = reached(parsed(document(device="Matrox", accelerator=None)), catalog)
-    assert len(lines) == 12
+    assert len(lines) == 11
     assert all(line.fraction is None for line in lines)
 
 

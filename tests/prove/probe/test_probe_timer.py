@@ -3,7 +3,7 @@
 import pytest
 from tests.prove.probe.fakes import FakeTorch
 
-from crosstie.prove.probe.timer import LEAST_SAMPLES, MOST_SAMPLES, GpuTimer, HostTimer, timing
+from crosstie.prove.probe.device import LEAST_SAMPLES, MOST_SAMPLES, GpuTimer, HostTimer, timing
 
 
 def test_median_and_spread() -> None:

@@ -5,10 +5,8 @@ from typing import Any
 import pytest
 
 from crosstie.prove.probe import kernels as probe_kernels
-from crosstie.prove.probe.collectives import all_reduces, groups_of
-from crosstie.prove.probe.device import ProbedDevice
+from crosstie.prove.probe.device import HostTimer, ProbedDevice
 from crosstie.prove.probe.kernels import KINDS, measure
-from crosstie.prove.probe.timer import HostTimer
 
 HEADS = {"heads": 8, "kv_heads": 2, "head_dim": 32}
 DENSE = {"layers": 2, "hidden": 256, "inner": 512, **HEADS, "vocabulary": 1000, "experts": 0, "experts_per_token": 0}
@@ -36,7 +34,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> ProbedDevice:
 
 
 def run(device: ProbedDevice, cases: list[dict[str, Any]]) -> probe_kernels.ProbeRun:
-    plan = {"models": {"dense": DENSE, "mixture": MIXTURE}, "cases": cases, "all_reduce_bytes": []}
+    plan = {"models": {"dense": DENSE, "mixture": MIXTURE}, "cases": cases}
     return measure(device, plan, lambda *_: None)
 
 
@@ -77,20 +75,3 @@ def test_where_nothing_compiles_the_steps_run_unfused(device: ProbedDevice, monk
     outcome = run(device, [step])
     assert len(outcome.measurements) == 1
     assert outcome.failures == [{"kind": "fusion", "reason": "RuntimeError: Cannot find a working triton installation"}]
-
-
-@pytest.mark.slow
-def test_processes_reduce() -> None:
-    pytest.importorskip("torch")
-    rows, problem = all_reduces("cpu", "gloo", 2, [8192, 1 << 16])
-    assert problem == ""
-    assert [(row["bytes"], row["ranks"]) for row in rows] == [(8192, 2), (1 << 16, 2)]
-    rows, problem = all_reduces("cpu", "nonsense", 2, [8192])
-    assert rows == []
-    assert "rank 0: AssertionError: Unknown backend type" in problem
-
-
-def test_groups_double_up_to_all_gpus() -> None:
-    assert groups_of(2) == [2]
-    assert groups_of(6) == [2, 4, 6]
-    assert groups_of(8) == [2, 4, 8]

@@ -10,8 +10,7 @@ from tests.tokens import written
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.prove.bench.bench import Settings, bench
-from crosstie.prove.bench.counting import words_by_file
-from crosstie.prove.bench.endpoint import described
+from crosstie.prove.bench.endpoint import described, words_by_file
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.prove.replay.prompts import Sizing, Word, Wording, corpus, text, vocabulary
 from crosstie.prove.replay.traffic import TimedRequest

@@ -246,7 +246,7 @@ def came_to(
     counted: ServerCounts | None = None,
 ) -> PointResult:
     run = BenchRun(outcomes, 0.0, 1.0, 0.0, [], interrupted=False, gave_up=False, counted=counted)
-    return of_runs(BenchLoad(by_trace=True), [run], targets, [()], fleet=fleet)
+    return of_runs(BenchLoad(by_trace=True), [run], targets, fleet=fleet)
 
 
 OF_CHAT = ClassTargets(by_class={"chat": CHAT})

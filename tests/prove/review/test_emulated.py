@@ -35,7 +35,6 @@ def test_what_a_gateway_recorded_agrees_with_its_plan(
         answered = replayed(gateway.url, fleet.pools[0].model, sent, fleet, speed=_SPEED)
         counted = read_metrics([gateway.url])
     assert counted.requests == answered.requests
-    assert set(counted.ttft) == {pool.name for pool in fleet.pools}
     got = crosstie("review", str(made), str(trace), "--no-plan", "--json", "--today", "2026-08-18")
     assert got.status in (0, 1), got.err
     found = json.loads(got.out)

@@ -11,7 +11,6 @@ from crosstie.prove.review.figures import (
     MeasuredValue,
     ReviewFigure,
     Threshold,
-    bucket_quantile,
     mean_seen,
     quantile_seen,
     rate_seen,
@@ -88,15 +87,6 @@ def test_what_few_say_is_not_known() -> None:
     assert (seen.value, seen.high) == (9.0, None)
     assert quantile_seen(np.array([np.nan]), 0.5) is None
     assert share_seen(0.0, 0.0) is None
-
-
-def test_a_histogram_says_no_more_than_its_buckets() -> None:
-    seen = bucket_quantile({0.1: 50.0, 0.2: 95.0, float("inf"): 100.0}, 0.9)
-    assert seen is not None
-    assert seen.value == pytest.approx(0.15)
-    assert (seen.low, seen.high) == (0.1, 0.2)
-    assert bucket_quantile({0.1: 5.0, float("inf"): 100.0}, 0.9) == MeasuredValue(0.1, 0.1, None, 100)
-    assert bucket_quantile({}, 0.9) is None
 
 
 def figure(

@@ -237,7 +237,7 @@ def page(lines: list[Line], factor: float = 1.0) -> str:
     return metrics.page([])
 
 
-def test_metrics_stand_in_for_latencies_that_were_not_recorded(
+def test_metrics_tell_targets_and_failures_where_no_latencies_were_recorded(
     reviewed: Reviewed, lines: list[Line], tmp_path: Path
 ) -> None:
     bare = each(lines, lambda line: {name: line[name] for name in line if name not in ("ttft_ms", "tpot_ms", "pool")})
@@ -248,8 +248,6 @@ def test_metrics_stand_in_for_latencies_that_were_not_recorded(
     (tmp_path / "metrics.txt").write_text(page(lines))
     status, said = reviewed(bare, "--no-plan", "--metrics", str(tmp_path / "metrics.txt"))
     assert status == 0
-    pool = lines[0]["pool"]
-    assert set(verdicts(said, "latency")) == {f"{pool} TTFT p90", f"{pool} TPOT p90"}
     kept = verdicts(said, "targets")
     assert set(kept) == {"chat TTFT within 1,000 ms", "chat TPOT within 50 ms"}
     assert verdicts(said, "failures") == {"None turned away or failed": "holds"}
@@ -259,11 +257,10 @@ def test_metrics_stand_in_for_latencies_that_were_not_recorded(
         (tmp_path / name).write_text(page(part))
     pages = [option for name in ("one.txt", "two.txt") for option in ("--metrics", str(tmp_path / name))]
     assert reviewed(bare, "--no-plan", *pages)[1]["figures"] == said["figures"]
-    # Ten times as slow is seen even between the bounds of a histogram; and the targets are missed.
+    # Ten times as slow, the targets are missed.
     (tmp_path / "metrics.txt").write_text(page(lines, 10.0))
     status, said = reviewed(bare, "--no-plan", "--metrics", str(tmp_path / "metrics.txt"))
     assert status == 1
-    assert verdicts(said, "latency")[f"{pool} TPOT p90"] == "beyond"
     assert verdicts(said, "targets")["chat TPOT within 50 ms"] == "beyond"
 
 

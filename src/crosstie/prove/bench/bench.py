@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,16 +14,13 @@ from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.bench.counting import texts_by_engine, texts_by_file, words_by_engine
-from crosstie.prove.bench.endpoint import BenchEndpoint
+from crosstie.prove.bench.endpoint import BenchEndpoint, texts_by_engine, texts_by_file, words_by_engine
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
-from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, by_phase, made, phases_of
+from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, run_sessions, senders_for
 from crosstie.prove.bench.resume import EarlierRun
-from crosstie.prove.bench.schedules import by_phase, phases_of
-from crosstie.prove.bench.server_counts import ServerCounts, server_counts
-from crosstie.prove.bench.sessions import run_sessions
+from crosstie.prove.bench.server_counts import server_counts
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets, targets_of
 from crosstie.prove.replay.prompts import Sizing, Wording, cut_text, text
@@ -191,19 +189,18 @@ class _Session:
     def measured(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, *, count: int | None = None,
         giving: bool = False, told: str = "",
-    ) -> tuple[BenchRun, list[GpuUse], int]:  # fmt: skip
-        """One run, what GPUs did meanwhile, and how many senders there were."""
+    ) -> BenchRun:  # fmt: skip
+        """One run, with what the server counted and GPUs did meanwhile."""
         send = self._conversed if load.turns is not None else self._requested
-        before = server_counts(endpoint.url, self.settings.api_key)
-        run, senders = send(endpoint, sizing, load, repeat, told, count=count, giving=giving)
-        run = _counted_since(before, run, endpoint.url, self.settings.api_key)
+        sent = partial(send, endpoint, sizing, load, repeat, told, count=count, giving=giving)
+        run = _counted(sent, endpoint.url, self.settings.api_key)
         watch = self.watches.get(endpoint.url)
-        return run, _serving(endpoint, watch.over(*run.watched(self.settings.speed))) if watch else [], senders
+        return replace(run, gpus=_serving(endpoint, watch.over(*run.watched(self.settings.speed)))) if watch else run
 
     def _requested(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str, *,
         count: int | None, giving: bool,
-    ) -> tuple[BenchRun, int]:  # fmt: skip
+    ) -> BenchRun:  # fmt: skip
         """Requests that know nothing of each other."""
         settings = self.settings
         count = settings.count(load) if count is None else count
@@ -217,19 +214,18 @@ class _Session:
         )  # fmt: skip
         if load.schedule:
             run = replace(run, phases=by_phase(phases_of(load.schedule), run.outcomes))
-        return run, senders
+        return run
 
     def _conversed(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str, **_: object
-    ) -> tuple[BenchRun, int]:
+    ) -> BenchRun:
         settings, sessions, turns = self.settings, load.clients or 1, load.turns or 1
         new = made(BenchLoad(clients=1), settings.lengths, sessions * turns, None, settings.seed + repeat)
-        job = self._job(endpoint, sizing, load)
-        run = run_sessions(
-            job, [new[at::sessions] for at in range(sessions)], load.pause_s, lambda: self.interrupt.asked,
+        return run_sessions(
+            self._job(endpoint, sizing, load), [new[at::sessions] for at in range(sessions)], load.pause_s,
+            lambda: self.interrupt.asked,
             lambda done: self.on_progress(done, len(new), f"{endpoint.name}, {load.name}{told}"),
         )  # fmt: skip
-        return run, 1
 
     def _sent(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,
@@ -260,8 +256,9 @@ class _Session:
         )  # fmt: skip
 
 
-def _counted_since(before: ServerCounts | None, run: BenchRun, url: str, api_key: str | None) -> BenchRun:
-    after = server_counts(url, api_key)
+def _counted(send: Callable[[], BenchRun], url: str, api_key: str | None) -> BenchRun:
+    """A run with what the server counts of it."""
+    before, run, after = server_counts(url, api_key), send(), server_counts(url, api_key)
     return run if before is None or after is None else replace(run, counted=after.since(before))
 
 
@@ -339,30 +336,25 @@ def bench(
 
 def _points(session: _Session, measured: Sequence[Measured], load: BenchLoad) -> None:
     """Endpoints take turns within each repeat, every other time the other way round: what drifts, drifts for all."""
-    runs: dict[int, list[tuple[BenchRun, list[GpuUse], int]]] = {index: [] for index in range(len(measured))}
+    runs: list[list[BenchRun]] = [[] for _ in measured]
     settings = session.settings
     for server in measured:
         session.warm(server.endpoint, server.sizing, load)
     for repeat in range(settings.repeats):
-        order = list(range(len(measured)))
-        for index in order if repeat % 2 == 0 else order[::-1]:
-            if session.interrupt.asked:
-                continue
-            server = measured[index]
-            told = f", {repeat + 1} of {settings.repeats}" if settings.repeats > 1 else ""
-            runs[index].append(session.measured(server.endpoint, server.sizing, load, repeat, told=told))
-    for index, server in enumerate(measured):
+        told = f", {repeat + 1} of {settings.repeats}" if settings.repeats > 1 else ""
+        for server, own in list(zip(measured, runs, strict=True))[:: 1 if repeat % 2 == 0 else -1]:
+            if not session.interrupt.asked:
+                own.append(session.measured(server.endpoint, server.sizing, load, repeat, told=told))
+    for server, own in zip(measured, runs, strict=True):
         # A run that was cut short is kept where there is no whole one.
-        whole = [each for each in runs[index] if not each[0].interrupted] or runs[index][:1]
-        if any(each[0].outcomes for each in whole):
-            server.points.append(_result(session, load, whole))
+        whole = [run for run in own if not run.interrupted] or own[:1]
+        if any(run.outcomes for run in whole):
+            server.points.append(_result(settings, load, whole))
 
 
-def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, list[GpuUse], int]]) -> PointResult:
-    settings = session.settings
+def _result(settings: Settings, load: BenchLoad, runs: Sequence[BenchRun]) -> PointResult:
     return of_runs(
-        load, [run for run, _, _ in runs], settings.targets, [use for _, use, _ in runs], speed=settings.speed,
-        senders=max(senders for _, _, senders in runs), seed=settings.seed, lockstep=settings.lockstep,
+        load, runs, settings.targets, speed=settings.speed, seed=settings.seed, lockstep=settings.lockstep,
         fleet=settings.fleet,
     )  # fmt: skip
 
@@ -378,8 +370,8 @@ def _limit(
     start = first.requests_per_s if first and first.requests_per_s else None
     by_trace = bool(first and first.by_trace)
     lone = session.measured(measured.endpoint, measured.sizing, BenchLoad(clients=1), 0, count=_ALONE, told=", alone")
-    served = [each.e2e_s for each in lone[0].outcomes if each.served]
-    if not served or not _result(session, BenchLoad(clients=1), [lone]).holds:
+    served = [outcome.e2e_s for outcome in lone.outcomes if outcome.served]
+    if not served or not _result(settings, BenchLoad(clients=1), [lone]).holds:
         # A request that misses with no other beside it keeps the targets at no rate.
         return FoundLimit()
     alone = len(served) / sum(served)
@@ -396,7 +388,7 @@ def _limit(
         tried = session.measured(measured.endpoint, measured.sizing, load, number + 1, count=count, giving=True)
         if session.interrupt.asked:
             return None
-        result = _result(session, load, [tried])
+        result = _result(settings, load, [tried])
         measured.points.append(result)
         on_trial()
         return result
@@ -413,8 +405,7 @@ def replayed(
     load = BenchLoad(by_trace=True)
     job = SenderJob(url, Wording(model), load, requests=list(enumerate(requests)), speed=speed, api_key=api_key)
     with Interrupt() as interrupt, Senders(interrupt) as senders:
-        before = server_counts(url, api_key)
-        run = _counted_since(before, senders.run(job, on_progress=on_progress), url, api_key)
+        run = _counted(lambda: senders.run(job, on_progress=on_progress), url, api_key)
     if run.interrupted:
         raise KeyboardInterrupt
-    return of_runs(load, [run], targets_of(fleet), [()], speed=speed, fleet=fleet)
+    return of_runs(load, [run], targets_of(fleet), speed=speed, fleet=fleet)

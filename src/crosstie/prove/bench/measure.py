@@ -2,18 +2,22 @@
 
 A sender is one event loop. Where one processor could not keep up with the stream, several processes share the requests,
 begin together, and each sends its own at their times.
+
+Conversations: each prompt is the last one, the answer to it and something new, so that a prefix cache has work.
+Sessions run side by side and wait between their turns, as somebody who reads does.
 """
 
 import asyncio
+import json
 import math
 import multiprocessing
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import monotonic, process_time
+from time import monotonic, perf_counter, process_time
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
@@ -21,10 +25,11 @@ import msgspec
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import BenchLoad, shares
 from crosstie.prove.bench.server_counts import ServerCounts
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
-from crosstie.prove.replay.prompts import Wording, corpus
+from crosstie.prove.replay.prompts import Wording, corpus, text
 from crosstie.prove.replay.replay import CHAT, COMPLETIONS, NOT_AWAITED, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.wire.files import allow_many_connections
@@ -105,6 +110,9 @@ class BenchRun:
     phases: Mapping[str, Sequence[RequestOutcome]] = field(default_factory=dict)
     # By the server's own counters; None where it has none.
     counted: ServerCounts | None = None
+    # What each GPU did meanwhile, where they were watched.
+    gpus: Sequence[GpuUse] = ()
+    senders: int = 1
 
     @property
     def settled_outcomes(self) -> list[RequestOutcome]:
@@ -176,7 +184,8 @@ def senders_for(load: BenchLoad, requests: Sequence[TimedRequest], speed: float,
     return max(min(math.ceil(pieces / _PIECES_PER_SENDER), processors - 1), 1)
 
 
-async def _send(job: SenderJob, ends: Any, on_progress: OnProgress) -> Sent:
+async def _send(job: SenderJob, ends: Any, on_progress: OnProgress, interrupt: Interrupt | None = None) -> Sent:
+    """`ends`: an event, set once the run is to end; in the process that is interrupted, `interrupt` says it too."""
     numbers = [number for number, _ in job.requests]
     count = None
     if job.tokenizer:
@@ -186,7 +195,7 @@ async def _send(job: SenderJob, ends: Any, on_progress: OnProgress) -> Sent:
     def goes_on(outcomes: Sequence[RequestOutcome]) -> bool:
         if job.giving is not None and job.giving.up(outcomes):
             ends.set()
-        return not ends.is_set()
+        return not (ends.is_set() or (interrupt is not None and interrupt.asked))
 
     sender = Replay(
         asyncio.get_running_loop(), job.url, job.wording.model, speed=job.speed, silence_s=job.silence_s,
@@ -219,24 +228,11 @@ def _sent_apart(index: int, job: SenderJob) -> Sent:
     return run_on_loop(_send(job, _shared["ends"], on_progress))
 
 
-class _Asked:
-    """The end of a run in this process: an interrupt's, or its own."""
-
-    def __init__(self, interrupt: Interrupt):
-        self._interrupt, self._set = interrupt, False
-
-    def set(self) -> None:
-        self._set = True
-
-    def is_set(self) -> bool:
-        return self._set or self._interrupt.asked
-
-
 class Senders:
     """One in this process, or several in processes of their own, which are kept from run to run."""
 
     def __init__(self, interrupt: Interrupt, most: int = 1):
-        self._interrupt, self._most = interrupt, most
+        self._interrupt, self.most = interrupt, most
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Senders":
@@ -248,16 +244,11 @@ class Senders:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    @property
-    def most(self) -> int:
-        return self._most
-
     def run(self, job: SenderJob, senders: int = 1, on_progress: OnProgress = no_progress) -> BenchRun:
         began = monotonic()
-        senders = max(min(senders, self._most, len(job.requests), job.load.clients or senders), 1)
+        senders = max(min(senders, self.most, len(job.requests), job.load.clients or senders), 1)
         if senders == 1:
-            ends = _Asked(self._interrupt)
-            parts = [run_on_loop(_send(job, ends, on_progress))]
+            parts = [run_on_loop(_send(job, threading.Event(), on_progress, self._interrupt))]
         else:
             parts = self._apart(job, senders, on_progress)
         numbered = sorted(
@@ -278,19 +269,20 @@ class Senders:
                 [job.starts_s[index::senders] if index < senders else () for index in range(len(parts))],
             ),
             staggered=len(job.starts_s) > 1,
+            senders=senders,
         )
 
     def _apart(self, job: SenderJob, senders: int, on_progress: OnProgress) -> list[Sent]:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._ends, self._done = context.Event(), context.Array("q", self._most)
+            self._ends, self._done = context.Event(), context.Array("q", self.most)
             # All of them take part in every run, those without requests too.
-            barrier = context.Barrier(self._most)
-            self._pool = ProcessPoolExecutor(self._most, context, _share, (barrier, self._ends, self._done))
+            barrier = context.Barrier(self.most)
+            self._pool = ProcessPoolExecutor(self.most, context, _share, (barrier, self._ends, self._done))
         self._ends.clear()
         dealt = shares([request for _, request in job.requests], senders, job.load.clients)
         futures: list[Future[Sent]] = []
-        for index in range(self._most):
+        for index in range(self.most):
             mine = dealt[index] if index < senders else []
             own = replace(
                 job, requests=mine, load=job.load.part(index, senders),
@@ -305,3 +297,65 @@ class Senders:
             if self._interrupt.asked:
                 self._ends.set()
         return [future.result() for future in futures]
+
+
+def run_sessions(
+    job: SenderJob, parts: list[list[TimedRequest]], pause_s: float, stopped: Callable[[], bool],
+    on_ended: Callable[[int], object] = lambda done: None,
+) -> BenchRun:  # fmt: skip
+    """`parts`: by session, what is new in each of its turns. Outcomes are in the order of turns, first ones first."""
+    began, cpu = monotonic(), process_time()
+    held = run_on_loop(_all(job, parts, pause_s, stopped, on_ended))
+    turns = max(map(len, parts))
+    by_turn = {f"turn {turn + 1}": [session[turn] for session in held if turn < len(session)] for turn in range(turns)}
+    outcomes = [outcome for some in by_turn.values() for outcome in some if outcome.error != NOT_AWAITED]
+    return BenchRun(
+        outcomes, began, monotonic(), process_time() - cpu, [], interrupted=stopped(), gave_up=False, phases=by_turn
+    )
+
+
+async def _all(
+    job: SenderJob, parts: list[list[TimedRequest]], pause_s: float, stopped: Callable[[], bool],
+    on_ended: Callable[[int], object],
+) -> list[list[RequestOutcome]]:  # fmt: skip
+    began, done = perf_counter(), list[int]()
+    # One by one over a pause, or they would all ask at once for ever.
+    spread_s = max(pause_s, 1.0) / job.speed / len(parts)
+
+    async def session(number: int, turns: list[TimedRequest]) -> list[RequestOutcome]:
+        await asyncio.sleep(number * spread_s)
+        messages: list[dict[str, str]] = []
+        outcomes: list[RequestOutcome] = []
+        for turn, part in enumerate(turns):
+            if stopped():
+                break
+            said = text(part, number * len(turns) + turn, job.wording.salt, job.wording.sizing)
+            messages.append({"role": "user", "content": json.loads(b'"' + said + b'"')})
+            asked_s = (perf_counter() - began) * job.speed
+            outcome, answer = await _turn(job, messages, part, stopped)
+            outcome.due_s = asked_s
+            outcomes.append(outcome)
+            done.append(1)
+            on_ended(len(done))
+            if not outcome.served:
+                break
+            messages.append({"role": "assistant", "content": answer})
+            if turn + 1 < len(turns):
+                await asyncio.sleep(pause_s / job.speed)
+        return outcomes
+
+    return list(await asyncio.gather(*(session(number, turns) for number, turns in enumerate(parts))))
+
+
+async def _turn(
+    job: SenderJob, messages: list[dict[str, str]], part: TimedRequest, stopped: Callable[[], bool]
+) -> tuple[RequestOutcome, str]:
+    """One request of its own connection, and the answer's text."""
+    answers: list[str] = []
+    sender = Replay(
+        asyncio.get_running_loop(), job.url, job.wording.model, speed=job.speed, silence_s=job.silence_s,
+        api_key=job.api_key, path=CHAT, goes_on=lambda outcomes: not stopped(), on_answer=answers.append,
+        body=lambda request, index: job.wording.conversation(messages, part.output_tokens),
+    )  # fmt: skip
+    (outcome,) = await sender.run([part])
+    return outcome, answers[0] if answers else ""

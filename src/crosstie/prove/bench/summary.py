@@ -126,19 +126,19 @@ class PointResult:
 
 
 def of_runs(
-    load: BenchLoad, runs: Sequence[BenchRun], targets: ClassTargets, uses: Sequence[Sequence[GpuUse]], *,
-    speed: float = 1.0, senders: int = 1, seed: int = 0, lockstep: bool = False, fleet: Fleet | None = None,
+    load: BenchLoad, runs: Sequence[BenchRun], targets: ClassTargets, *, speed: float = 1.0, seed: int = 0,
+    lockstep: bool = False, fleet: Fleet | None = None,
 ) -> PointResult:  # fmt: skip
-    """`uses`: by run, what each GPU did meanwhile. `fleet`: whose bill it is."""
+    """`fleet`: whose bill it is."""
     outcomes = [outcome for run in runs for outcome in run.outcomes]
     served = [outcome for outcome in outcomes if outcome.served]
-    each = [with_power(statistics_of(run, targets), use) for run, use in zip(runs, uses, strict=True)]
+    each = [with_power(statistics_of(run, targets), run.gpus) for run in runs]
     if len(runs) > 1:
         metrics = {name: student([run[name] for run in each if name in run]) for name in each[0]}
     else:
         metrics = bootstrap(runs[0].settled_outcomes, each[0], load, seed)
     complete = not any(run.interrupted or run.gave_up for run in runs)
-    wall = sum(run.ended - run.began for run in runs)
+    wall, senders = sum(run.ended - run.began for run in runs), max(run.senders for run in runs)
     cpu = sum(run.client_cpu_s for run in runs)
     late = np.array([outcome.late_s for outcome in outcomes] or [0.0])
     lags = [lag for run in runs for lag in run.lags_s] or [0.0]
@@ -164,7 +164,7 @@ def of_runs(
             busy=cpu / max(wall * senders, 1e-9),
             senders=senders,
         ),
-        gpus=_together(uses),
+        gpus=_together(runs),
         complete=complete,
         intervals="student" if len(runs) > 1 else "bootstrap",
         each=each,
@@ -287,12 +287,11 @@ def with_power(metrics: dict[str, float], use: Sequence[GpuUse]) -> dict[str, fl
     return metrics | {"power_w": watts, "joules_per_output_token": watts / metrics["output_tokens_per_s"]}
 
 
-def _together(uses: Sequence[Sequence[GpuUse]]) -> list[GpuUse]:
+def _together(runs: Sequence[BenchRun]) -> list[GpuUse]:
     """Over all repeats, each GPU once."""
     by_gpu: dict[str, list[GpuUse]] = {}
-    for use in uses:
-        for gpu_use in use:
-            by_gpu.setdefault(gpu_use.gpu, []).append(gpu_use)
+    for use in (use for run in runs for use in run.gpus):
+        by_gpu.setdefault(use.gpu, []).append(use)
     return [
         GpuUse(
             gpu, sum(use.readings for use in own), _mean([use.power_w for use in own]),

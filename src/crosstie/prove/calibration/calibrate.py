@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,23 +14,28 @@ from crosstie.catalog.library import SHIPPED, Catalog, update_and_user_directori
 from crosstie.catalog.posterior import CLOCK
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.releases import measured_files
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import csv_text, write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
-from crosstie.prove.calibration.frontiers import frontier_errors
-from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of
+from crosstie.prove.calibration.groups import (
+    by_metric,
+    frontier_errors,
+    left_out_groups,
+    loads_of,
+    metrics_of,
+    points_of,
+)
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
-from crosstie.prove.calibration.noise import likeliest_scale
 from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
 from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity_of
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.sureness import Fitted, LearntSureness
-from crosstie.prove.calibration.tools import is_emulated
+from crosstie.prove.calibration.sureness import Fitted, LearntSureness, likeliest_scale
+from crosstie.prove.calibration.tools import is_emulated, is_tool_file, tool_rows
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
 # What the shipped calibration is made from.
@@ -45,6 +50,8 @@ SHIPPED_RESULTS = tuple(
         "h200-verify-steps.json",
     )
 )
+# Of a user's catalog: what they have added.
+_KEPT = "measured"
 _MODE_ROUNDS = 6
 # Fewer latencies than this say nothing about a scale of their own.
 _FEWEST_LATE = 20
@@ -154,17 +161,15 @@ def _is_kernel_table(path: Path) -> bool:
 
 def _add_point(inputs: Inputs, resolve: Cases, point: OperatingPoint) -> None:
     try:
-        cases = resolve.of(point)
+        case = resolve.of(point)
     except UNPREDICTABLE as error:
         inputs.unused[str(error)] += 1
         return
-    if any(case.benchmark is not None for case in cases):
+    if case.benchmark is None:
+        inputs.cases.append(case)
+    else:
         # Lengths and hits are the benchmark's, not the row's: a row that is off may say that these are.
         inputs.unused["prompts of sessions or shared beginnings are predicted, not learnt from"] += 1
-    elif len(cases) == 1:
-        inputs.cases += cases
-    else:
-        inputs.unused["a mixed fleet says nothing about one accelerator"] += 1
 
 
 def _add_probe(inputs: Inputs, resolve: Cases, probe: Probe) -> None:
@@ -202,8 +207,7 @@ def _step_point(kind: str, step: Measurement | _VerifyStep, accelerator: str, **
 def _probed_kernel(measurement: Measurement, accelerator: str) -> MeasuredKernel:
     shared = set(MeasuredKernel.__struct_fields__) & set(Measurement.__struct_fields__)
     given = {name: value for name in shared if (value := getattr(measurement, name)) is not None}
-    given |= {"accelerator": accelerator, "stack": "pytorch"}
-    given |= {"batch": measurement.sequences or 0, "gpus": measurement.ranks or 1}
+    given |= {"accelerator": accelerator, "stack": "pytorch", "batch": measurement.sequences or 0}
     return msgspec.convert(given, MeasuredKernel)
 
 
@@ -275,8 +279,7 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
     """With the scale of latencies under arrivals by the clock, which teach no constant: queues make them less sure."""
     calibration, resolve = catalog.calibration, Cases(catalog)
     assert calibration.posterior is not None, "a calibration that was just made knows how sure it is"
-    points = [case.point for case in cases if case.method in BY_THE_CLOCK]
-    late = [case for point in points for case in resolve.of(point)]
+    late = [resolve.of(case.point) for case in cases if case.method in BY_THE_CLOCK]
     predicted = Predictor(late).predict() if late else {}
     scales = {}
     for metric in ("ttft", "tpot"):
@@ -307,7 +310,7 @@ def learn_mode(
 ) -> tuple[Calibration, list[Fitted]]:
     """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
-    evidence = gather(catalog, [case for point in points for case in resolve.of(point)])
+    evidence = gather(catalog, [resolve.of(point) for point in points])
     if not len(evidence.logs):
         return catalog.calibration, []
     fit = Regression(catalog, evidence, MODE_LEVELS[mode], more=True)
@@ -407,3 +410,33 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
                 if table:
                     tables[f"{title}: {name}"] = table
     return tables
+
+
+def kept_files(catalog_folder: Path, besides: Iterable[Path] = ()) -> list[Path]:
+    """Results that a user has added to their catalog; one that is added again takes its own place."""
+    again = {_kept_name(path) for path in besides}
+    there = (catalog_folder / _KEPT).glob("*")
+    return sorted(path for path in there if path.suffix in (".csv", ".json") and path.name not in again)
+
+
+def keep(catalog_folder: Path, paths: Sequence[Path], given: Mapping[str, str]) -> None:
+    """Adds results, so that the next calibration has them too: files of tools as tables, with what was given beside
+    them, the others as they are."""
+    (catalog_folder / _KEPT).mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        text = text_of(path)
+        if _is_of_a_tool(text):
+            rows = list(tool_rows(path, text, given))
+            text = csv_text(list(dict.fromkeys(name for row in rows for name in row)), rows)
+        write_text(catalog_folder / _KEPT / _kept_name(path), text)
+
+
+def _is_of_a_tool(text: str) -> bool:
+    return is_tool_file(text) and not is_probe(text)
+
+
+def _kept_name(path: Path) -> str:
+    """A probe's document stays JSON; everything else is kept as a table."""
+    text = text_of(path)
+    suffix = ".json" if is_tool_file(text) and not _is_of_a_tool(text) else ".csv"
+    return path.name.removesuffix(".gz").rpartition(".")[0] + suffix

@@ -25,7 +25,6 @@ from crosstie.prove.calibration.columns import (
     NotPredicted,
     checkpoint_of,
     engine_of,
-    fleet_parts,
     in_nodes,
     layout_of,
     length,
@@ -44,7 +43,7 @@ Method = Literal["loop", "batch", "full", "limits", "rate", "alone", "sessions"]
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """One kind of accelerator under a load, and how that was measured.
+    """A deployment under a load, and how that was measured.
 
     method: loop (clients that send again), batch (all at once, none after), full (as many as memory takes),
     limits (the most within latency limits), rate (arrivals by the clock), alone (one step's GPU work),
@@ -133,17 +132,9 @@ class Cases:
         self.benchmarks = shipped_benchmarks()
         self._deployments: dict[tuple[str, ...], Deployment] = {}
 
-    def of(self, point: OperatingPoint) -> tuple[MeasuredCase, ...]:
-        """A case for each kind of accelerator of the point; raises a CrosstieError with the reason why not."""
-        parts = [part.strip() for part in point["accelerator"].split("+")]
-        gpus = whole(point, "num_accelerators", default=whole(point, "tp", default=1))
-        if len(parts) == 1:
-            return (self._case(point, point["accelerator"], gpus),)
-        return tuple(
-            self._case(point, name, count) for name, count in fleet_parts(parts, gpus, bool(point["num_accelerators"]))
-        )
-
-    def _case(self, point: OperatingPoint, name: str, gpus: int) -> MeasuredCase:
+    def of(self, point: OperatingPoint) -> MeasuredCase:
+        """Raises a CrosstieError with the reason why there is none."""
+        name, gpus = point["accelerator"], whole(point, "num_accelerators", default=whole(point, "tp", default=1))
         for given in (name, point["model"]):
             # On the command line a name may be a file; a row of somebody's table may not have files read.
             if given.endswith((".toml", ".json")) or given.startswith((".", "/", "~")):

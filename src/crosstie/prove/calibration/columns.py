@@ -1,4 +1,4 @@
-"""What the columns of a row say, each read alone: numbers, layouts, precisions, fleets."""
+"""What the columns of a row say, each read alone: numbers, layouts, precisions."""
 
 import math
 import re
@@ -33,7 +33,6 @@ _SMALL_WORKER = 4
 _REPLICATED_FROM = 8.0
 _SHORTEST = re.compile(r"random lengths (\d+)-100%")
 _MEAN = re.compile(rf"(\S+) mean ({DECIMAL})")
-_PART = re.compile(r"(?:(\d+)\s*x\s*)?(.+)", re.IGNORECASE)
 
 
 class NotPredicted(CrosstieError):
@@ -63,21 +62,6 @@ def checkpoint_of(catalog: Catalog, point: OperatingPoint) -> tuple[Model, str]:
         return model_of_text(TextConfig(point["model"], point["model_config"])), ""
     except BadData as error:
         raise NotPredicted(str(error)) from None
-
-
-def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[str, int]]:
-    """`8 x H200 + 8 x MI350X` as names and counts; without counts the GPUs are shared evenly."""
-    counted = list[tuple[str, int]]()
-    for part in parts:
-        match = _PART.fullmatch(part)
-        if not match:
-            raise NotPredicted(f"accelerator '{part}' is no name")
-        if match[1] is None and gpus % len(parts):
-            raise NotPredicted(f"{gpus} GPUs do not divide over {len(parts)} kinds")
-        counted.append((match[2], int(match[1]) if match[1] else gpus // len(parts)))
-    if said and sum(count for _, count in counted) != gpus:
-        raise NotPredicted(f"the parts of {' + '.join(parts)} are not the {gpus} GPUs of the row")
-    return counted
 
 
 _DRAFTS = re.compile(r"(mtp|nextn|eagle-?3|eagle|dspark|n-?gram)[-:]?(\d*)\??")

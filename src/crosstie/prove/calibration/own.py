@@ -87,7 +87,7 @@ def _gathered(
     """The catalog without its calibration, and the points as evidence by it."""
     bare = catalog.calibrated_by(empty())
     resolve = Cases(bare)
-    evidence = gather(bare, [case for point in points for case in resolve.of(point)], kernels)
+    evidence = gather(bare, [resolve.of(point) for point in points], kernels)
     if not len(evidence.logs):
         raise BadInput(NOTHING_LEARNT)
     # As estimates have it: of today's software, but for kernels, which are no engine's gain.

@@ -112,9 +112,8 @@ class _Steady:
         known = all(case.method in ("full", "loop") for case in cases)
         self.clients = most ** (np.ones((1, 1)) if known else np.linspace(0.0, 1.0, _LOADS)[None, :])
         # Closed loops that have settled or go through pipelines come here too: their clients are given, at every load.
-        self.given = given = np.array(
-            [[case.clients / case.replicas if case.method == "loop" else 0.0] for case in cases]
-        )
+        loops = np.array([[case.method == "loop"] for case in cases])
+        self.given = given = np.where(loops, _column(cases, "clients") / _column(cases, "replicas"), 0.0)
         self.clients = np.where(given > 0.0, np.maximum(given, 1.0), self.clients)
         self.alone = np.array([case.steady and case.clients == 1.0 for case in cases])
 
@@ -207,25 +206,23 @@ class MeasuredSessions:
             return np.array([[of(case.benchmark) if isinstance(case.benchmark, SessionBenchmark) else 0.0]
                              for case in cases])  # fmt: skip
 
-        replicas = np.array([[case.replicas] for case in cases])
-        live = np.array([[case.clients if case.method == "sessions" else 0.0] for case in cases])
-        self.live = live / replicas
-        self.all_live = live
+        self.all_live = live = np.array([[case.clients if case.method == "sessions" else 0.0] for case in cases])
+        self.live = live / _column(cases, "replicas")
         self.pause_s = column(lambda benchmark: benchmark.pause_s)
         self.pause_alone_s = column(lambda bench: bench.pause_s if bench.pause_alone_s is None else bench.pause_alone_s)
         self.any = bool((live > 0).any())
         self.streams = column(lambda benchmark: benchmark.streams)
         # Sessions that a client runs one after the other, where rows say how many requests there were.
         turns = np.maximum(column(lambda benchmark: fmean(benchmark.shape.turns)), 1.0)
-        rounds = np.array([[float(case.requests)] for case in cases]) / turns / np.maximum(live, 1.0)
+        rounds = _column(cases, "requests") / turns / np.maximum(live, 1.0)
         self.drains = np.where(rounds > 0, rounds / (rounds + 1.0), 1.0)[:, 0]
         self.cached = _column(cases, "cached_tokens")[:, 0]
         self.pace = np.array([
-            [measured_case.benchmark.pace.get(measured_case.deployment.accelerator.id, 1.0)
-             if isinstance(measured_case.benchmark, SessionBenchmark) else 1.0]
-            for measured_case in cases
+            [case.benchmark.pace.get(case.deployment.accelerator.id, 1.0)
+             if isinstance(case.benchmark, SessionBenchmark) else 1.0]
+            for case in cases
         ])  # fmt: skip
-        self.crowd = live[:, 0] / np.array([case.gpus for case in cases])
+        self.crowd = live[:, 0] / _column(cases, "gpus")[:, 0]
         self.later = _column(cases, "output_tokens")[:, 0] - 1.0
         self.wordier = column(lambda benchmark: benchmark.wordier)[:, 0]
         own = [case.benchmark for case in cases if isinstance(case.benchmark, SessionBenchmark)]
@@ -267,14 +264,6 @@ class MeasuredSessions:
         longer = (longer + waited_s * _QUEUE_TAIL) * (1.0 + _CROWDING * self.crowd)
         return {"ttft_p50": median + waited_s, "ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
                 "e2e_p90": longer + tpot * self.later * self.wordier}  # fmt: skip
-
-
-class _Full(_Steady):
-    """As much load as memory takes, which needs no looking for."""
-
-
-class _Waiting(_Steady):
-    """Sessions, some of which pause."""
 
 
 class _Apart:
@@ -338,20 +327,14 @@ class _Alone:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         batch, tokens = _column(cases, "clients"), _column(cases, "input_tokens")
-        self.decode = shape(batch, tokens)
-        self.prefill = shape(prefill_tokens=batch * tokens, prefill_span=tokens)
+        prompt = shape(prefill_tokens=batch * tokens, prefill_span=tokens)
+        self.at = {"decode_step": shape(batch, tokens), "prefill": prompt}
 
     def predict(self) -> dict[str, Array]:
-        return {
-            "decode_step": gpu_s(self.hardware, self.decode)[:, 0],
-            "prefill": gpu_s(self.hardware, self.prefill)[:, 0],
-        }
+        return {name: gpu_s(self.hardware, at)[:, 0] for name, at in self.at.items()}
 
     def ideal(self) -> dict[str, Array]:
-        return {
-            "decode_step": step(self.hardware, self.decode).ideal_s[:, 0],
-            "prefill": step(self.hardware, self.prefill).ideal_s[:, 0],
-        }
+        return {name: step(self.hardware, at).ideal_s[:, 0] for name, at in self.at.items()}
 
 
 def _column(cases: Sequence[MeasuredCase], name: str) -> Array:
@@ -413,8 +396,8 @@ def _pick(values: Array, at: Array) -> Array:
 
 _Group = _Scheduled | _Steady | _Apart | _Alone
 _GROUPS: dict[str, type[_Group]] = {
-    "loop": _Scheduled, "batch": _Scheduled, "full": _Full, "limits": _Steady, "rate": _Steady, "alone": _Alone,
-    "sessions": _Waiting,
+    "loop": _Scheduled, "batch": _Scheduled, "full": _Steady, "limits": _Steady, "rate": _Steady, "alone": _Alone,
+    "sessions": _Steady,
 }  # fmt: skip
 
 
@@ -424,12 +407,14 @@ class Predictor:
     def __init__(self, cases: Sequence[MeasuredCase], on_progress: OnProgress = no_progress):
         self.cases = list(cases)
         self._later = np.array([case.mean_output_tokens - 1.0 for case in self.cases])
-        members: dict[tuple[type[_Group], bool, str, str, str], list[int]] = {}
+        members: dict[tuple[type[_Group], bool, bool, str, str, str], list[int]] = {}
         for index, case in enumerate(self.cases):
             deployment = case.deployment
             settled = case.method == "loop" and (case.steady or deployment.parallelism.pp > 1)
             kind = _Apart if case.service else _GROUPS["full" if settled else case.method]
-            key = (kind, case.method == "sessions", deployment.model.id, deployment.precision.id, deployment.kv_format)
+            # What memory holds needs no looking for, and sessions pause.
+            load = case.method in BY_THE_CLOCK, case.method == "sessions"
+            key = (kind, *load, deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)
         self._groups: list[tuple[Any, _Group]] = []
         done = 0

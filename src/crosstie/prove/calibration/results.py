@@ -89,10 +89,6 @@ class OperatingPoint:
     def __getitem__(self, column: str) -> str:
         return self.conditions.get(column, "")
 
-    @property
-    def where(self) -> str:
-        return f"{self.rows[0].file}:{self.rows[0].line}"
-
 
 @dataclass
 class Results:

@@ -6,9 +6,12 @@ best. How far they may be off is learnt from the same rows, in one linear proble
     widths   of each level, by kind of constant: those that make the rows most likely (EM, empirical Bayes), drawn
              towards the fit's own where a level has few scopes. What a model, a publisher and an accelerator bring is
              then scaled so that intervals hold what they say where these are left out
-    scales   what a measurement is off by besides (noise.py): that of its configuration, which all rows of one curve
-             share, and its own. Leaving out one curve at a time tells both together. m rows of a curve count as one
-             whose noise is (own^2 + m curve^2) each, so that a long curve is not taken for many independent witnesses
+    scales   what a measurement is off by besides: that of its configuration, which all rows of one curve share, and its
+             own. The logarithm of a scale is a sum of parts by metric and mode, engine, accelerator and publisher,
+             pooled as those of constants are: an engine with few rows stays near what all have. A careless publisher
+             has a part of its own, which no estimate has, so that it makes nobody else less sure. Leaving out one curve
+             at a time tells both together. m rows of a curve count as one whose noise is (own^2 + m curve^2) each, so
+             that a long curve is not taken for many independent witnesses
 
 Leaving out a group, whole sources and models among them, gives the error that its rows would have had and how sure
 the posterior would have been of them: `coverage` is the share of rows within their 80% intervals, beside the shares
@@ -16,6 +19,8 @@ that would come about by chance if the posterior were right.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,19 +31,10 @@ from crosstie.catalog.posterior import FREEDOM, NEW_LAYOUT, Cells, Posterior, pa
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.worlds import LEVEL
-from crosstie.perf.hardware import Array
+from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.groups import left_out_groups, metrics_of
 from crosstie.prove.calibration.kernels import MeasuredKernel
-from crosstie.prove.calibration.noise import (
-    FEWEST,
-    Labels,
-    Noise,
-    Part,
-    log_likelihood,
-    pooled_scales,
-    scatter_within_curves,
-)
 from crosstie.prove.calibration.regression import Linear, Measurements, Regression, gather, left_out_cells
 
 _ROUNDS = 6
@@ -64,8 +60,13 @@ _FEWEST_LEFT_OUT = 3
 _SCALED = {"model": "stack", "source": "source", "accelerator": "accelerator"}
 # The smallest group that a share of rows within intervals is told of.
 _GROUP = 40
-
-
+Labels = NDArray[np.str_]
+# Scales that are tried, from one to 150 per cent, and by how much a part may change one.
+_SCALES: Array = np.linspace(np.log(0.01), np.log(1.5), 60)
+_PARTS: Array = np.linspace(-1.2, 1.2, 49)
+_POOLING_ROUNDS = 4
+# Fewer rows than this say nothing about how rows scatter around their curve.
+FEWEST = 20
 CoverageTables = dict[str, dict[str, dict[str, float]]]
 # The rows of a fit, and their errors by what was left out.
 Fitted = tuple[Measurements, dict[str, Array]]
@@ -78,6 +79,70 @@ def _kind(constant: str) -> int:
 
 
 KINDS = np.array([_kind(name) for name in CONSTANTS])
+
+
+class Part(NamedTuple):
+    """Which rows share a part of a scale, and how far that moves its logarithm before anything is measured; None for
+    the scale itself. Rows named "" have none."""
+
+    names: Labels
+    width: float | None = None
+
+
+@dataclass
+class Noise:
+    """By row: what it is off by for itself, and with all rows of its curve and metric; and what an estimate of the same
+    would be off by, whose publisher nobody knows."""
+
+    own: Array
+    curve: Array
+    rows_of_curve: Array
+    here: Array
+
+    @property
+    def fitted(self) -> Array:
+        return np.sqrt(self.own**2 + self.rows_of_curve * self.curve**2)
+
+
+def log_likelihood(error: Array, sd: Array, scale: Array) -> Array:
+    """Of Student's t beside what is not known of the constants."""
+    square = sd**2 + scale**2
+    return np.asarray(-0.5 * np.log(square) - 0.5 * (FREEDOM + 1.0) * np.log1p(error**2 / square / FREEDOM))
+
+
+def likeliest_scale(error: Array, sd: Array) -> float:
+    tried = log_likelihood(error[:, None], sd[:, None], np.exp(_SCALES)[None, :]).sum(axis=0)
+    return float(np.exp(_SCALES[int(np.argmax(tried))]))
+
+
+def pooled_scales(error: Array, sd: Array, weight: Array, parts: Sequence[Part]) -> list[Array]:
+    """By part and row, the likeliest logarithm; rows without an error tell nothing and have their parts, too."""
+    told = ~np.isnan(error)
+    moved = [np.zeros(len(error)) for _ in parts]
+    for _ in range(_POOLING_ROUNDS):
+        for place, part in enumerate(parts):
+            steps = _SCALES if part.width is None else _PARTS
+            prior = 0.0 if part.width is None else 0.5 * (steps / part.width) ** 2
+            others = sum(moved) - moved[place]
+            for name in sorted(set(part.names[told].tolist()) - {""}):
+                every = part.names == name
+                own = every & told
+                scale = np.exp(others[own][:, None] + steps[None, :])
+                tried = weight[own] @ log_likelihood(error[own][:, None], sd[own][:, None], scale) - prior
+                moved[place][every] = steps[int(np.argmax(tried))]
+    return moved
+
+
+def scatter_within_curves(miss: Array, curve: NDArray[np.intp], rows: Mask) -> float | None:
+    """The scatter of rows around their curve's mean, by the median."""
+    places = curve[rows]
+    counts = np.bincount(places)[places]
+    mean = np.bincount(places, miss[rows])[places] / counts
+    several = counts > 2
+    if several.sum() < FEWEST:
+        return None
+    away = (miss[rows] - mean)[several] * np.sqrt(counts[several] / (counts[several] - 1.0))
+    return float(1.4826 * np.median(np.abs(away)))
 
 
 class LeftOutRows:

@@ -175,18 +175,16 @@ def tax(
     for at, point in enumerate(results.points):
         on_progress(at, len(results.points), "measured points")
         try:
-            measured_cases = resolve.of(point)
+            case = resolve.of(point)
         except UNPREDICTABLE as error:
             left_out[reason_of(error)] += 1
-        else:
-            if len(measured_cases) > 1:
-                left_out["a mixed fleet has no one roofline"] += 1
-            elif measured_cases[0].deployment.speculation:
-                left_out["speculative decoding: its roofline hangs on how many drafts were kept"] += 1
-            elif measured_cases[0].service:
-                left_out["prefill and decode apart: pools that wait for each other have no one roofline"] += 1
-            elif _wanted(measured_cases[0], accelerators, models, engines):
-                cases += measured_cases
+            continue
+        if case.deployment.speculation:
+            left_out["speculative decoding: its roofline hangs on how many drafts were kept"] += 1
+        elif case.service:
+            left_out["prefill and decode apart: pools that wait for each other have no one roofline"] += 1
+        elif _wanted(case, accelerators, models, engines):
+            cases.append(case)
     ideal = Predictor(cases, on_progress).ideal() if cases else {}
     readings = []
     for index, case in enumerate(cases):

@@ -372,18 +372,6 @@ def _inferencex_layout(document: Document, file: str, notes: str) -> Cells:
     }  # fmt: skip
 
 
-def _replay_runs(document: Document, file: str) -> Runs:
-    pools = document["pools"]
-    if len(pools) != 1:
-        names = ", ".join(str(pool.get("name", "")) for pool in pools)
-        raise BadData(file, "pools", f"are {names or 'none'}: a replay against one pool can be compared")
-    (pool,) = pools
-    requests = _needed(pool, file, "requests")
-    cells = _load(requests / _needed(document, file, "seconds"), None, requests)
-    cells |= _lengths(pool, file, "input_tokens", "output_tokens", requests)
-    yield cells, _latencies(pool, "s", ttft="ttft_s.{}", tpot="tpot_s.{}")
-
-
 # Points of `crosstie bench` that no prediction is of: clients that were never all at work, conversations, whose prompts
 # a cache serves in part, and rates that change.
 _NOT_COMPARED = ("unsettled", "sessions", "schedule")
@@ -444,7 +432,6 @@ _TOOLS = (
     ),
     BenchmarkTool("InferenceX", _is_inferencex, _inferencex_runs),
     BenchmarkTool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
-    BenchmarkTool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
     BenchmarkTool(_BENCH, lambda d: "crosstie_bench" in d, _bench_runs),
     BenchmarkTool("sglang.bench_serving", lambda d: "output_throughput" in d and "dataset_name" in d, _flat_runs),
     BenchmarkTool("vllm bench serve", lambda d: "output_throughput" in d and "model_id" in d, _flat_runs),

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,6 @@ METRICS = {
 # A constant is moved by so much, in logarithms, to see what follows from it.
 _MOVE = 0.05
 _NO_INTERVAL = ("energy", "power", "hit")
-# What a mixed fleet gives of the sum of its parts: the one that was submitted to MLPerf, 8 H200 and 8 MI350X,
-# reached 85 to 90%.
-FLEET_SHARE = 0.875
 # Share of the roofline where a prediction has none, as of prefill and decode apart: about the median of the others.
 _ROOFLINE = 0.25
 # Two results that differ by less than this are a tie.
@@ -59,14 +56,17 @@ class PredictedRow:
     """One row and what was predicted for it, in seconds or tokens per second."""
 
     row: MeasuredRow
-    cases: tuple[MeasuredCase, ...]
+    case: MeasuredCase
     metric: str
     predicted: float
     low: float
     high: float
     # Share of the worlds that lie below the measurement; not a number where no world says anything.
     below: float
-    correction: Correction
+
+    @property
+    def correction(self) -> Correction:
+        return self.case.deployment.correction
 
     @property
     def error(self) -> float:
@@ -126,32 +126,26 @@ def validate(
         results = read_results(*([results] if isinstance(results, str | Path) else results), given=given)
     resolve = Cases(catalog)
     cases: list[MeasuredCase] = []
-    owners: list[tuple[OperatingPoint, range]] = []
     missed = [Missed(row, row.reason) for row in results.unusable]
     for done, point in enumerate(results.points):
         on_progress(done, len(results.points), "operating points")
         try:
-            measured_cases = resolve.of(point)
+            cases.append(resolve.of(point))
         except UNPREDICTABLE as error:
             missed += [Missed(row, reason_of(error), point) for row in point.rows]
-            continue
-        owners.append((point, range(len(cases), len(cases) + len(measured_cases))))
-        cases += measured_cases
     on_progress(0, 0, f"predicting {len(cases):,} cases")
     predictor = Predictor(cases)
     columns = _columns(catalog, predictor, results) if cases else {}
     worlds = RowsInWorlds(predictor, columns, catalog.calibration.posterior, on_progress)
     outcomes = []
-    for point, indices in owners:
-        own = tuple(cases[i] for i in indices)
-        for row in point.rows:
-            value = _predicted(row.metric, own, indices, columns)
-            if value is None:
-                missed.append(Missed(row, f"{row.metric.kind} of a mixed fleet is not predicted", point))
-            elif not np.isfinite(value) or value <= 0:
-                missed.append(Missed(row, "the model gives no finite value", point))
+    for index, case in enumerate(cases):
+        for row in case.point.rows:
+            name, factor = quantity_of(case, row.metric)
+            value = float(columns[name][index] * factor)
+            if not np.isfinite(value) or value <= 0:
+                missed.append(Missed(row, "the model gives no finite value", case.point))
             else:
-                outcomes.append(_outcome(row, own, value, worlds.logs(row.metric, indices)))
+                outcomes.append(_outcome(row, case, value, worlds.logs(row.metric, index)))
     return Validation(results.rows, outcomes, missed)
 
 
@@ -177,29 +171,16 @@ def _columns(catalog: Catalog, predictor: Predictor, results: Results) -> dict[s
     return columns
 
 
-def _predicted(metric: Metric, cases: Sequence[MeasuredCase], indices: range, columns: dict[str, Any]) -> float | None:
-    """A fleet's throughput is most of the sum of its parts; its latencies depend on how requests are routed."""
-    if len(cases) == 1:
-        name, factor = quantity_of(cases[0], metric)
-        return float(columns[name][indices[0]] * factor)
-    if metric.kind != "throughput":
-        return None
-    parts = [float(columns["output_tokens_per_s"][i]) for i in indices]
-    total = FLEET_SHARE * sum(parts) * quantity_of(cases[0], replace(metric, per_gpu=False))[1]
-    return total / (sum(case.gpus for case in cases) if metric.per_gpu else 1.0)
-
-
-def _outcome(row: MeasuredRow, cases: tuple[MeasuredCase, ...], predicted: float, worlds: Array | None) -> PredictedRow:
+def _outcome(row: MeasuredRow, case: MeasuredCase, predicted: float, worlds: Array | None) -> PredictedRow:
     name = row.metric.kind
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
-    correction = cases[0].deployment.correction
     low, high, below = 0.0, float("inf"), float("nan")
     if worlds is not None and name not in _NO_INTERVAL:
         low, high = (predicted * np.exp(np.quantile(worlds, [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0]))).tolist()
         # Between two worlds as quantiles are, so that both ends of an interval are where its level says.
         below = float(np.interp(np.log(row.value / predicted), np.sort(worlds), np.linspace(0.0, 1.0, len(worlds))))
-    return PredictedRow(row, cases, name, predicted, low, high, below, correction)
+    return PredictedRow(row, case, name, predicted, low, high, below)
 
 
 def errors(outcomes: Iterable[PredictedRow]) -> dict[str, Any]:
@@ -218,10 +199,10 @@ def by_metric(outcomes: Sequence[PredictedRow]) -> dict[str, dict[str, Any]]:
 
 
 GROUPINGS: dict[str, Callable[[PredictedRow], str]] = {
-    "by_accelerator": lambda outcome: "+".join(case.deployment.accelerator.id for case in outcome.cases),
-    "by_engine": lambda outcome: outcome.cases[0].deployment.stack.id,
-    "by_model": lambda outcome: outcome.cases[0].deployment.model.id,
-    "by_source": lambda outcome: outcome.cases[0].point["source_id"] or "unnamed",
+    "by_accelerator": lambda outcome: outcome.case.deployment.accelerator.id,
+    "by_engine": lambda outcome: outcome.case.deployment.stack.id,
+    "by_model": lambda outcome: outcome.case.deployment.model.id,
+    "by_source": lambda outcome: outcome.case.point["source_id"] or "unnamed",
     "by_nearness": lambda outcome: outcome.correction.nearness,
 }
 
@@ -267,7 +248,7 @@ def reliability(outcomes: Sequence[PredictedRow]) -> dict[str, list[dict[str, fl
 # Groups of intervals: by what they may be too wide or too narrow.
 INTERVAL_GROUPS: dict[str, Callable[[PredictedRow], str]] = {
     "accelerator and engine": lambda row: f"{GROUPINGS['by_accelerator'](row)}, {GROUPINGS['by_engine'](row)}",
-    "kind": lambda row: kind_of(row.cases[0].deployment.model),
+    "kind": lambda row: kind_of(row.case.deployment.model),
     "nearest measurement": GROUPINGS["by_nearness"],
     "source": GROUPINGS["by_source"],
 }
@@ -321,12 +302,6 @@ class RowsInWorlds:
                 self._slopes[name][:, i] = np.nan_to_num(slope, posinf=0.0, neginf=0.0)
         predictor.correct({name: np.ones(count) for name in CONSTANTS}, more=True)
 
-    def logs(self, metric: Metric, indices: Sequence[int]) -> Array | None:
-        """Of one row; a fleet's are the mean of its parts'."""
-        logs = [self._of_case(metric, index) for index in indices]
-        known = [log for log in logs if log is not None]
-        return np.asarray(np.mean(known, axis=0)) if len(known) == len(logs) else None
-
     def _by_the_clock(self, case: MeasuredCase, metric: str) -> float:
         """How many times as much latencies are off by where requests come when they come."""
         subject = measured_subject(case)
@@ -334,7 +309,8 @@ class RowsInWorlds:
         late = self._posterior.scales.get(CLOCK, {}) if self._posterior else {}
         return late[metric] / scales[metric] if late.get(metric) and scales.get(metric) else 1.0
 
-    def _of_case(self, metric: Metric, index: int) -> Array | None:
+    def logs(self, metric: Metric, index: int) -> Array | None:
+        """Of a row of that case."""
         worlds, case = self._worlds[index], self._cases[index]
         name, _ = quantity_of(case, metric)
         if worlds is None or name not in self._slopes:
@@ -365,10 +341,10 @@ def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     `alike` counts the pairs among them at the same clients, GPUs and method of measuring, which are harder.
     """
     groups: dict[tuple[Any, ...], list[_Ranked]] = {}
-    for own in grouped(outcomes, lambda outcome: str(id(outcome.cases[0].point))).values():
+    for own in grouped(outcomes, lambda outcome: str(id(outcome.case.point))).values():
         ranked = _ranked(own)
-        case = own[0].cases[0]
-        if ranked and len(own[0].cases) == 1:
+        case = own[0].case
+        if ranked:
             point = case.point
             key = (point["model"], point["precision"], point["input_len"], round(case.output_tokens / 25), case.method)
             groups.setdefault(key, []).append(ranked)
@@ -388,7 +364,7 @@ def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
 
 
 def _ranked(outcomes: Sequence[PredictedRow]) -> _Ranked | None:
-    case = outcomes[0].cases[0]
+    case = outcomes[0].case
     rows = {outcome.metric: outcome for outcome in outcomes}
     load = (case.clients, case.gpus, case.method)
     accelerator = case.deployment.accelerator.id
@@ -402,23 +378,6 @@ def _ranked(outcomes: Sequence[PredictedRow]) -> _Ranked | None:
         predicted = case.clients / (ttft.predicted + tpot.predicted * later) / case.gpus
         return _Ranked(accelerator, load, measured, predicted)
     return None
-
-
-def fleets(validation: Validation) -> list[dict[str, Any]]:
-    """Mixed fleets: what was measured, what is predicted, and the sum of what their parts would give."""
-    return [
-        {
-            "fleet": " + ".join(f"{case.gpus:.0f} x {case.deployment.accelerator.id}" for case in outcome.cases),
-            "model": outcome.cases[0].deployment.model.id,
-            "scenario": outcome.cases[0].point["scenario"],
-            "measured": outcome.row.value,
-            "predicted": outcome.predicted,
-            "sum_of_parts": outcome.predicted / FLEET_SHARE,
-            "measured_over_sum": outcome.row.value / outcome.predicted * FLEET_SHARE,
-        }
-        for outcome in validation.outcomes
-        if len(outcome.cases) > 1
-    ]
 
 
 def document(validation: Validation) -> dict[str, Any]:
@@ -435,7 +394,6 @@ def document(validation: Validation) -> dict[str, Any]:
         "intervals": {name: intervals(outcomes, of) for name, of in INTERVAL_GROUPS.items()},
         "reliability": reliability(outcomes),
         "odd": odd(outcomes),
-        "fleets": fleets(validation),
         **{
             name: {group: by_metric(own) for group, own in grouped(outcomes, of).items()}
             for name, of in GROUPINGS.items()
@@ -458,7 +416,7 @@ def predictions(validation: Validation) -> str:
 
 
 def _line(outcome: PredictedRow) -> dict[str, Any]:
-    case, row = outcome.cases[0], outcome.row
+    case, row = outcome.case, outcome.row
     return {
         "file": row.file,
         "line": row.line,

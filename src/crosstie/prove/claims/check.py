@@ -1,47 +1,130 @@
-"""All claims with their findings: readings asked, verdicts taken from them, contradictions between claims found."""
+"""All claims checked: readings asked, verdicts taken from them, contradictions between claims found; and their page."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.errors import BadData, CrosstieError, DoesNotFit
-from crosstie.prove.claims.expressions import Expression
+from crosstie.core.errors import BadData, BadInput, CrosstieError, DoesNotFit, did_you_mean, near_names
 from crosstie.prove.claims.questions import Evidence, Questions
-from crosstie.prove.claims.reading import SHIPPED_CLAIMS, PublishedClaim, Span, read_claims
+from crosstie.prove.claims.reading import SHIPPED_CLAIMS, Expression, PublishedClaim, Span, read_claims
 from crosstie.prove.claims.rests import Rest
 from crosstie.prove.claims.uncertain import Uncertain, likely, written
-from crosstie.prove.claims.verdicts import (
-    CONDITIONAL,
-    CONTRADICTED,
-    HOLDS,
-    UNCHECKABLE,
-    VERDICTS,
-    Judgement,
-    Reading,
-    agrees,
-    verdict_of,
-)
 
 # Characters up to which all readings are told where there is room for one value.
 _LISTED = 160
+_PAGE = Path(__file__).parent / "data" / "page.md"
+HOLDS = "holds"
+CONDITIONAL = "holds under stated conditions"
+WRONG = "wrong"
+CONTRADICTED = "contradicted by another"
+UNCHECKABLE = "cannot be checked"
+VERDICTS = {
+    HOLDS: "every value computed or sourced here agrees, within the tolerance that the reason names",
+    CONDITIONAL: "it agrees in a case that the claim leaves open, which the reason names, and not in all",
+    WRONG: "what was computed or sourced lies elsewhere",
+    CONTRADICTED: "the readings do not settle it, and another claim of the list says otherwise",
+    UNCHECKABLE: "neither the catalog, the model nor a public source that was read has the figure",
+}
+
+
+def verdict_named(name: str) -> str:
+    """A verdict by its name, or by a part that no other has."""
+    if name in VERDICTS:
+        return name
+    near = [known for known in VERDICTS if name.strip() and name.casefold() in known.casefold()]
+    if len(near) == 1:
+        return near[0]
+    hint = did_you_mean(near_names(name, VERDICTS) or near)
+    raise BadInput(f"unknown verdict '{name}'.{hint} Known: {', '.join(VERDICTS)}.")
 
 
 @dataclass(frozen=True)
-class Checked:
+class Reading:
+    """One case of a claim: what the product answers, and whether that is as claimed; None where nothing tells."""
+
+    name: str
+    value: object
+    agrees: bool | None
+    # Why there is no value; and whether that is so because the case is impossible, as where GPUs cannot hold the model.
+    lacks: str = ""
+    impossible: bool = False
+    # Whether all that it rests on are estimates of something that was not measured there.
+    extrapolated: bool = False
+
+    @property
+    def said(self) -> str:
+        return self.lacks or written(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.said}"
+
+
+def verdict_of(agree: Sequence[bool | None]) -> str:
+    """All, some or none of the cases agree; where none does and of some nothing is known, it is open."""
+    if any(agree):
+        return HOLDS if all(agree) else CONDITIONAL
+    return UNCHECKABLE if None in agree or not agree else WRONG
+
+
+@dataclass(frozen=True)
+class Judgement:
     claim: PublishedClaim
-    finding: Judgement
+    verdict: str
+    # All that were tried; `tried` leaves out cases that cannot be.
+    readings: tuple[Reading, ...]
+    computed: str
+    reason: str
+    rests: Sequence[Rest]
+    contradicted_by: tuple[str, ...] = ()
+
+    @property
+    def tried(self) -> list[Reading]:
+        return [reading for reading in self.readings if not reading.impossible]
+
+    @property
+    def agreeing(self) -> int:
+        return sum(bool(reading.agrees) for reading in self.tried)
+
+    @property
+    def extrapolated(self) -> bool:
+        return bool(self.tried) and all(reading.extrapolated for reading in self.tried)
+
+    @property
+    def qualified(self) -> str:
+        """The verdict with what it must not be read without."""
+        more = [f"{self.agreeing} of {len(self.tried)} readings agree"] if len(self.tried) > 1 else []
+        more += ["by extrapolation alone"] if self.extrapolated else []
+        return f"{self.verdict} ({', '.join(more)})" if more else self.verdict
 
 
-def check_claims(catalog: Catalog, claims: Sequence[PublishedClaim] | None = None) -> list[Checked]:
+def agrees(claim: PublishedClaim, value: object) -> bool | None:
+    """Intervals must hold the claim, numbers lie within its tolerance, words be its own."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return value == claim.says_yes
+    if isinstance(value, str):
+        return value.casefold() == claim.value.casefold()
+    values = value if isinstance(value, list) else [value]
+    if len(values) != len(claim.spans):
+        raise BadInput(f"claim {claim.id} has {len(claim.spans)} numbers, and its reading {len(values)}")
+    return all(
+        span.meets(*value.ends) if isinstance(value, Uncertain) else span.holds(value, claim.tolerance, claim.points)
+        for span, value in zip(claim.spans, values, strict=True)
+    )
+
+
+def check_claims(catalog: Catalog, claims: Sequence[PublishedClaim] | None = None) -> list[Judgement]:
     """The findings of these claims, or of all; contradictions are sought among all claims that ship."""
     everything = read_claims()
     asking = Questions(catalog, {claim.id: claim.spans[0].middle for claim in everything if claim.spans})
     against = contradictions(everything)
     return [
-        Checked(claim, _with_others(claim, judged(asking, claim), against.get(claim.id, {})))
+        _with_others(judged(asking, claim), against.get(claim.id, {}))
         for claim in (everything if claims is None else claims)
     ]
 
@@ -62,7 +145,7 @@ def judged(asking: Questions, claim: PublishedClaim) -> Judgement:
     rests |= asking.asked.rests
     if not rests:
         rests = {Rest("catalog", reading.lacks, "your files"): None for reading in readings}
-    return Judgement(verdict, readings, _computed(claim, tried), _reason(claim, readings, note), tuple(rests))
+    return Judgement(claim, verdict, readings, _computed(claim, tried), _reason(claim, readings, note), tuple(rests))
 
 
 def _cases(asking: Questions, claim: PublishedClaim, named: frozenset[str]) -> list[dict[str, Any]]:
@@ -166,14 +249,14 @@ def _reason(claim: PublishedClaim, readings: Sequence[Reading], note: str) -> st
     return ". ".join(filter(None, (told, unless, note)))
 
 
-def _with_others(claim: PublishedClaim, finding: Judgement, others: Mapping[str, str]) -> Judgement:
+def _with_others(judgement: Judgement, others: Mapping[str, str]) -> Judgement:
     """Another claim decides nothing that the readings have decided; it only takes the place of no answer."""
-    beside = claim.contradicts if finding.verdict != HOLDS else ()
+    beside = judgement.claim.contradicts if judgement.verdict != HOLDS else ()
     named = tuple(sorted({*beside, *others}))
-    if finding.verdict == UNCHECKABLE and others:
+    if judgement.verdict == UNCHECKABLE and others:
         said = "; ".join(f"{name} says {what}" for name, what in others.items())
-        return replace(finding, verdict=CONTRADICTED, reason=f"{finding.reason}. {said}", contradicted_by=named)
-    return replace(finding, contradicted_by=named)
+        return replace(judgement, verdict=CONTRADICTED, reason=f"{judgement.reason}. {said}", contradicted_by=named)
+    return replace(judgement, contradicted_by=named)
 
 
 def contradictions(claims: Sequence[PublishedClaim]) -> dict[str, dict[str, str]]:
@@ -222,10 +305,44 @@ class ClaimsSummary:
         return f"{opening} Articles, best first: {ranked}."
 
 
-def summarise(judged: Sequence[Checked]) -> ClaimsSummary:
-    counts = Counter(checked.finding.verdict for checked in judged)
+def summarise(judged: Sequence[Judgement]) -> ClaimsSummary:
+    counts = Counter(judgement.verdict for judgement in judged)
     articles = {}
-    for name in sorted({checked.claim.article for checked in judged}):
-        own = [checked.finding.verdict for checked in judged if checked.claim.article == name]
+    for name in sorted({judgement.claim.article for judgement in judged}):
+        own = [judgement.verdict for judgement in judged if judgement.claim.article == name]
         articles[name] = (len(own), own.count(HOLDS), own.count(CONDITIONAL))
     return ClaimsSummary({verdict: counts[verdict] for verdict in VERDICTS}, articles)
+
+
+def page(judged: Sequence[Judgement]) -> str:
+    """docs/claims.md: by article, with verdict, value and reason."""
+    summary = summarise(judged)
+    meanings = [(f"**{verdict}**", meaning, str(summary.counts[verdict])) for verdict, meaning in VERDICTS.items()]
+    articles = []
+    for article in sorted({judgement.claim.article for judgement in judged}):
+        rows = [_row(judgement) for judgement in judged if judgement.claim.article == article]
+        articles += [f"\n## Article {article}\n", _table(("", "claim", "verdict", "computed", "why"), rows)]
+    rests = []
+    for judgement in judged:
+        rests += [f"- **{judgement.claim.id}**", *(f"  - {rest_words(rest)}" for rest in judgement.rests)]
+    return _PAGE.read_text(encoding="utf-8").format(
+        summary=summary.line, verdicts=_table(("verdict", "means", "claims"), meanings),
+        articles="\n".join(articles), rests="\n".join(rests),
+    )  # fmt: skip
+
+
+def _row(judgement: Judgement) -> Sequence[str]:
+    claim, verdict = judgement.claim, judgement.verdict
+    against = f" (against {', '.join(judgement.contradicted_by)})" if judgement.contradicted_by else ""
+    told = f"**{verdict}**{judgement.qualified.removeprefix(verdict)}{against}"
+    return claim.id, claim.words, told, judgement.computed, f"{judgement.reason}."
+
+
+def rest_words(rest: Rest) -> str:
+    source = ", ".join(part for part in (rest.source, rest.date) if part)
+    return f"{rest.kind}: {rest.what}" + (f" [{source}]" if source else "")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)])

@@ -47,6 +47,10 @@ class PredictedMetric(msgspec.Struct, frozen=True):
     low: float
     high: float
 
+    @property
+    def width(self) -> float:
+        return self.high / self.low
+
 
 class LoopPoint(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
@@ -121,7 +125,7 @@ def predicted(
     predicted: dict[int, dict[str, PredictedMetric]] = {id(point): {} for point in made}
     for row in outcomes:
         metric = PredictedMetric(row.predicted, row.low, row.high)
-        predicted[id(row.cases[0].point)][names[row.row.metric]] = metric
+        predicted[id(row.case.point)][names[row.row.metric]] = metric
     return [predicted[id(point)] for point in made]
 
 

@@ -1,7 +1,8 @@
 """The loop: predict, start the engine, measure where least is known, learn, predict and plan again.
 
 Everything that was worked out or measured is in the folder before the next thing begins, so that a loop that was ended
-at any moment goes on from there. Points that there is no time for are left out.
+at any moment goes on from there. Points that there is no time for are left out. The report says what was predicted,
+what was measured, and what that changes.
 """
 
 import os
@@ -9,15 +10,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 
 from crosstie.catalog.library import Catalog, user_directories
 from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
 from crosstie.core.progress import OnProgress
+from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import mark_of
@@ -26,9 +30,9 @@ from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import described
 from crosstie.prove.bench.gpus import local_tool
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
-from crosstie.prove.calibration.calibrate import Calibrated, calibrate
-from crosstie.prove.calibration.kept import Kept
-from crosstie.prove.loop.design import Budget, LoopPoint, asked_points, design, predicted
+from crosstie.prove.calibration.calibrate import Calibrated, calibrate, kept_files
+from crosstie.prove.calibration.own import OWN
+from crosstie.prove.loop.design import METRICS, Budget, LoopPoint, asked_points, design, predicted
 from crosstie.prove.loop.engine import running_engine
 from crosstie.prove.loop.folder import LoopAsked, LoopFolder, LoopState, PreparedReplica
 from crosstie.prove.loop.prepare import prepared
@@ -40,6 +44,8 @@ _START_SHARE = 0.15
 # Given to an engine whatever is left of the time.
 _LEAST_START_S = 60.0
 _VARY = 0.2
+# Names of METRICS as files of `bench` have them.
+_MEASURED = {"ttft_s": "ttft_s_p50", "tpot_s": "tpot_s_p50", "output_tokens_per_s": "output_tokens_per_s"}
 
 
 @dataclass(frozen=True)
@@ -69,8 +75,9 @@ class LoopResult:
     interrupted: bool = False
 
     @property
-    def dropped(self) -> list[LoopPoint]:
-        return [point for point in self.state.design if point.name not in self.measured]
+    def points(self) -> list[LoopPoint]:
+        """Those that were measured to their end."""
+        return [point for point in self.state.design if point.name in self.measured]
 
     @property
     def failed(self) -> int:
@@ -103,7 +110,7 @@ class MachineLoop:
         if loop_result.measured and not interrupted:
             _learn(self.catalog, self.folder, loop_result, self.settings)
             if self.workload is not None:
-                _plan(self.catalog, loop_result, self.workload, self.settings)
+                _plan_again(self.catalog, loop_result, self.workload, self.settings)
         return loop_result
 
     @property
@@ -234,19 +241,19 @@ def _learn(catalog: Catalog, folder: LoopFolder, ended: LoopResult, settings: Lo
     state = ended.state
     assert state.prepared is not None
     own = user_directories()
-    files = [folder.point_file(point) for point in state.design if point.name in ended.measured]
-    kept = Kept(own[-1]).files() if own and not state.prepared.emulated else []
+    files = [folder.point_file(point) for point in ended.points]
+    kept = kept_files(own[-1]) if own and not state.prepared.emulated else []
     ended.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
     after = catalog.calibrated_by(ended.learnt.calibration)
     conditions = state.prepared.conditions
-    points = [point for point in state.design if point.name in ended.measured]
-    ended.after = {point.name: known for point, known in zip(points, predicted(after, points, conditions), strict=True)}
+    known = predicted(after, ended.points, conditions)
+    ended.after = dict(zip((point.name for point in ended.points), known, strict=True))
     ended.questions_after = list(predicted(after, state.questions, conditions))
     if not state.prepared.emulated:
         ended.learnt.write(folder.path / "calibration.json")
 
 
-def _plan(catalog: Catalog, loop_result: LoopResult, workload: Workload, settings: LoopSettings) -> None:
+def _plan_again(catalog: Catalog, loop_result: LoopResult, workload: Workload, settings: LoopSettings) -> None:
     assert loop_result.learnt is not None
     catalogs = catalog, catalog.calibrated_by(loop_result.learnt.calibration)
     confirm = not loop_result.state.asked.quick
@@ -259,3 +266,109 @@ def _plan(catalog: Catalog, loop_result: LoopResult, workload: Workload, setting
         loop_result.unplanned = str(error)
         return
     loop_result.plans = before, after
+
+
+def report_document(loop_result: LoopResult) -> dict[str, Any]:
+    state = loop_result.state
+    assert state.prepared is not None
+    questions = _questions(loop_result)
+    points = [_point(loop_result, point) for point in loop_result.points]
+    # Median errors of the measured rows: as predicted, and by what was learnt from the others.
+    errors = loop_result.learnt.calibration.errors if loop_result.learnt else {}
+    rows = [row for point in points for row in point["metrics"].values()]
+    return {
+        "crosstie_loop": 1,
+        "title": f"The loop: {state.prepared.replica}",
+        **picked(state.prepared, "emulated replica"),
+        "conditions": {k: v for k, v in state.prepared.conditions.items() if k != "model_config"},
+        **picked(state, "command=prepared.command doctor=prepared.doctor notes=prepared.notes"),
+        **picked(state, "spent_s starts_s calibration_before=calibration"),
+        "inside": sum(row["inside"] for row in rows),
+        "rows": len(rows),
+        "points": points,
+        "doubtful": _doubtful(loop_result),
+        "not_measured": [point.short for point in state.design if point.name not in loop_result.measured],
+        "questions": questions,
+        # The median of the widths, before and now.
+        "widths": {
+            name: [median(question["widths"][name][when] for question in questions) for when in (0, 1)]
+            for name in (METRICS if questions else ())
+        },
+        "errors": {title: errors[title] for title in OWN.values() if title in errors},
+        "plan": _plans(loop_result),
+        "not_planned": loop_result.unplanned,
+    }
+
+
+def _point(loop_result: LoopResult, point: LoopPoint) -> dict[str, Any]:
+    measured = loop_result.measured[point.name]
+    metrics = {}
+    for name in METRICS:
+        before, value = point.predicted[name], (measured["metrics"].get(_MEASURED[name]) or {}).get("value")
+        if value is None:
+            continue
+        after = loop_result.after.get(point.name, {}).get(name)
+        metrics[name] = {
+            "predicted": msgspec.to_builtins(before), "measured": value,
+            "error": before.value / value - 1.0, "inside": before.low <= value <= before.high,
+            "predicted_after": msgspec.to_builtins(after) if after else None,
+        }  # fmt: skip
+    return {
+        **picked(point, "name short input_tokens output_tokens clients"),
+        **{key: measured[key] for key in ("requests", "failed", "arrivals")},
+        "width_left": point.width_left, "metrics": metrics,
+    }  # fmt: skip
+
+
+def _doubtful(ended: LoopResult) -> dict[str, list[str]]:
+    """Why, and which points: what of them is not learnt."""
+    doubtful: dict[str, list[str]] = {}
+    for point in ended.points:
+        measured = ended.measured[point.name]
+        for applies, why in (
+            (measured["bent"], "the client was too slow for their TTFT, which is not learnt"),
+            (measured["arrivals"] == "unsettled", "clients were never all at work, so nothing of them is learnt"),
+        ):
+            if applies:
+                doubtful.setdefault(why, []).append(point.short)
+    return doubtful
+
+
+def _questions(loop_result: LoopResult) -> list[dict[str, Any]]:
+    """Of every load that is asked about, by metric: the interval's width, high over low, before and now."""
+    pairs = zip(loop_result.state.questions, loop_result.questions_after, strict=False)
+    return [
+        {
+            "short": point.short,
+            "before": msgspec.to_builtins(point.predicted),
+            "after": msgspec.to_builtins(after),
+            "widths": {name: [point.predicted[name].width, after[name].width] for name in METRICS},
+        }
+        for point, after in pairs
+        if set(point.predicted) == set(after) == set(METRICS)
+    ]
+
+
+def _plans(loop_result: LoopResult) -> dict[str, Any] | None:
+    if loop_result.plans is None:
+        return None
+    before, after = loop_result.plans
+    less = HOURS_PER_MONTH * (before.usd_per_hour - after.usd_per_hour) if before.answered and after.answered else None
+    return {
+        "workload": before.workload.name, "before": _plan(before), "after": _plan(after), "usd_per_month_less": less,
+    }  # fmt: skip
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    known = plan.uncertainty
+    ends = [known and known.low_usd_per_hour, known and known.high_usd_per_hour]
+    return {
+        **picked(plan, "answered holds"),
+        "usd_per_hour": plan.usd_per_hour if plan.answered else None,
+        **picked(plan, "usd_per_million=fleet.cost.usd_per_million gpus"),
+        "pools": {
+            pool.name: f"{pool.replicas} x {pool.deployment.label}, {pool.deployment.model.id}"
+            for pool in (plan.fleet.pools if plan.fleet else ())
+        },
+        "interval_usd_per_hour": None if None in ends else ends,
+    }

@@ -1,8 +1,8 @@
 """Where two endpoints differ: by position, by the length of prompts and by language, and where answers part."""
 
 import math
-from collections.abc import Callable, Iterable
-from statistics import median
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
 
 import msgspec
 
@@ -50,27 +50,61 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     by_token: tuple[Parted, ...]
 
 
-class By(msgspec.Struct, frozen=True, kw_only=True):
-    first_divergence: Groups
-    by_position: tuple[Group, ...]
-    by_length: tuple[Group, ...]
-    by_language: tuple[Group, ...]
+def by_prompt(noise: list[Pair], pairs: list[Pair], name_of: Callable[[Pair], str]) -> tuple[Group, ...]:
+    def own(name: str, of: list[Pair]) -> list[Pair]:
+        return [pair for pair in of if name_of(pair) == name]
 
+    def places(of: list[Pair]) -> list[ComparedToken]:
+        return [place for pair in of for place in (*pair.forced, *pair.greedy)]
 
-def groups_of(noise: list[Pair], pairs: list[Pair]) -> By:
-    def grouped(key: Callable[[Pair], str]) -> tuple[Group, ...]:
-        names = sorted({key(pair) for pair in pairs}, key=_first_number)
-        return tuple(
-            _group(name, [pair for pair in noise if key(pair) == name], [pair for pair in pairs if key(pair) == name])
-            for name in names
-        )
-
-    return By(
-        first_divergence=_divergence(noise, pairs),
-        by_position=_by_position(noise, pairs),
-        by_length=grouped(lambda pair: _range(pair.a.prompt_tokens or len(pair.a.prompt.text) // 4, _LENGTHS)),
-        by_language=grouped(lambda pair: pair.a.prompt.language),
+    return tuple(
+        _group(name, len(same), places(own(name, noise)), places(same), _parted(same))
+        for name in _in_order({name_of(pair) for pair in pairs})
+        for same in (own(name, pairs),)
     )
+
+
+def length_of(pair: Pair) -> str:
+    """Of the prompt, in tokens."""
+    return _range(pair.a.prompt_tokens or len(pair.a.prompt.text) // 4, _LENGTHS)
+
+
+def by_position(noise: list[Pair], pairs: list[Pair]) -> tuple[Group, ...]:
+    """Of forced texts alone: there a position is one of the text."""
+
+    def within(own: list[Pair], name: str) -> list[ComparedToken]:
+        return [place for pair in own for place in pair.forced if _range(place.position, _POSITIONS) == name]
+
+    names = {_range(place.position, _POSITIONS) for pair in pairs for place in pair.forced}
+    return tuple(
+        _group(name, sum(bool(within([pair], name)) for pair in pairs), within(noise, name), within(pairs, name))
+        for name in _in_order(names)
+    )
+
+
+def first_divergence(noise: list[Pair], pairs: list[Pair]) -> Groups:
+    floor, parted = _parted(noise), _parted(pairs)
+    floor_names, names = ([_range(at, _TOKENS) for at in places] for places in (floor, parted))
+    return Groups(
+        prompts=len(pairs), equal=len(pairs) - len(parted), floor_equal=len(noise) - len(floor),
+        median_token=_median(parted), floor_median_token=_median(floor),
+        clear=sum(pair.is_clear for pair in pairs), floor_clear=sum(pair.is_clear for pair in noise),
+        by_token=tuple(
+            Parted(name, floor_names.count(name), names.count(name)) for name in _in_order({*floor_names, *names})
+        ),
+    )  # fmt: skip
+
+
+def _group(
+    name: str, prompts: int, floor: Sequence[ComparedToken], places: Sequence[ComparedToken],
+    parted: list[int] | None = None,
+) -> Group:  # fmt: skip
+    """`parted`: where answers part; None where places are of no answers."""
+    return Group(
+        name=name, prompts=prompts, places=len(places), kl=_mean(place.kl for place in places),
+        floor_kl=_mean(place.kl for place in floor), agreement=_mean(place.agrees for place in places),
+        parted=math.nan if parted is None else len(parted) / prompts, parted_at=_median(parted or []),
+    )  # fmt: skip
 
 
 def _range(value: int, firsts: tuple[int, ...]) -> str:
@@ -79,57 +113,19 @@ def _range(value: int, firsts: tuple[int, ...]) -> str:
     return f"{last:,}-{after[0] - 1:,}" if after else f"{last:,} and more"
 
 
-def _first_number(name: str) -> tuple[int, str]:
-    digits = name.split("-")[0].split(" ")[0].replace(",", "")
-    return (int(digits), name) if digits.isdigit() else (-1, name)
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Ranges by their first number, before them other names."""
+
+    def first_number(name: str) -> tuple[int, str]:
+        digits = name.split("-")[0].split(" ")[0].replace(",", "")
+        return (int(digits), name) if digits.isdigit() else (-1, name)
+
+    return sorted(names, key=first_number)
 
 
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else math.nan
-
-
-def _group(name: str, noise: list[Pair], pairs: list[Pair]) -> Group:
-    parted = _parted(pairs)
-    group = _of_places(
-        name, len(pairs), *([p for pair in own for p in (*pair.forced, *pair.greedy)] for own in (noise, pairs))
-    )
-    return msgspec.structs.replace(group, parted=len(parted) / len(pairs), parted_at=_median(parted))
-
-
-def _of_places(name: str, prompts: int, floor: list[ComparedToken], places: list[ComparedToken]) -> Group:
-    return Group(
-        name=name, prompts=prompts, places=len(places), kl=_mean(place.kl for place in places),
-        floor_kl=_mean(place.kl for place in floor), agreement=_mean(float(place.agrees) for place in places),
-        parted=math.nan, parted_at=math.nan,
-    )  # fmt: skip
-
-
-def _by_position(noise: list[Pair], pairs: list[Pair]) -> tuple[Group, ...]:
-    """Of forced texts alone: there a position is one of the text."""
-
-    def within(own: list[Pair], name: str) -> list[ComparedToken]:
-        return [place for pair in own for place in pair.forced if _range(place.position, _POSITIONS) == name]
-
-    names = {_range(place.position, _POSITIONS) for pair in pairs for place in pair.forced}
-    return tuple(
-        _of_places(name, sum(bool(within([pair], name)) for pair in pairs), within(noise, name), within(pairs, name))
-        for name in sorted(names, key=_first_number)
-    )
-
-
-def _divergence(noise: list[Pair], pairs: list[Pair]) -> Groups:
-    floor, parted = _parted(noise), _parted(pairs)
-    early = [_range(at, _TOKENS) for at in floor], [_range(at, _TOKENS) for at in parted]
-    return Groups(
-        prompts=len(pairs), equal=len(pairs) - len(parted), floor_equal=len(noise) - len(floor),
-        median_token=_median(parted), floor_median_token=_median(floor),
-        clear=sum(pair.is_clear for pair in pairs), floor_clear=sum(pair.is_clear for pair in noise),
-        by_token=tuple(
-            Parted(name, *(names.count(name) for names in early))
-            for name in sorted({*early[0], *early[1]}, key=_first_number)
-        ),
-    )  # fmt: skip
+    return fmean(listed) if listed else math.nan
 
 
 def _parted(pairs: list[Pair]) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.parity.passes import Party
+from crosstie.prove.parity.endpoint import Party
 
 PROGRAM = "lm_eval"
 GET = "pip install 'lm_eval[api]'"

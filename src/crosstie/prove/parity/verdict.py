@@ -14,12 +14,19 @@ import numpy as np
 
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
-from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is_wanted_json, loops
-from crosstie.prove.parity.endpoint import Way
-from crosstie.prove.parity.groups import Group, Groups, groups_of
-from crosstie.prove.parity.passes import Passes
+from crosstie.prove.parity.endpoint import Passes, Way
+from crosstie.prove.parity.groups import Group, Groups, by_position, by_prompt, first_divergence, length_of
 from crosstie.prove.parity.power import SIZES, Power, Rows, power
-from crosstie.prove.parity.samples import ComparedToken, Pair, Sample, paired
+from crosstie.prove.parity.samples import (
+    ComparedToken,
+    Pair,
+    Sample,
+    calls_a_tool_rightly,
+    is_garbage,
+    is_wanted_json,
+    loops,
+    paired,
+)
 
 Says = Literal["same", "unsure", "differs"]
 _RESAMPLES = 2000
@@ -103,7 +110,7 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None, faults:
     pairs = [paired(first, other) for first, _, other in whole]
     gauges = _gauges(noise, pairs, limits)
     unanswered = tuple(f"{three.prompt.id}: {three.error}" for _, _, three in heard if three.error)
-    by = groups_of(noise, pairs)
+    positions = by_position(noise, pairs)
     sees = _sees(noise, pairs, gauges, faults)
     return Parity(
         a=a, b=b, a_model=passes.a_model, b_model=passes.b_model,
@@ -111,9 +118,10 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None, faults:
         way=passes.way, top=passes.top, prompts=len(whole),
         positions=sum(len(pair.forced) for pair in pairs),
         left_out=tuple(f"{own.prompt.id}: {own.error or two.error}" for own, two, _ in asked if own.error or two.error),
-        unanswered=unanswered, gauges=gauges, first_divergence=by.first_divergence, by_position=by.by_position,
-        by_length=by.by_length, by_language=by.by_language,
-        causes=causes_of(pairs, {gauge.name: gauge.says for gauge in gauges}, by.by_position, limits.kl),
+        unanswered=unanswered, gauges=gauges, first_divergence=first_divergence(noise, pairs),
+        by_position=positions, by_length=by_prompt(noise, pairs, length_of),
+        by_language=by_prompt(noise, pairs, lambda pair: pair.a.prompt.language),
+        causes=causes_of(pairs, {gauge.name: gauge.says for gauge in gauges}, positions, limits.kl),
         power=sees, notes=_notes(passes, gauges, limits, sees), emulated=passes.emulated,
     )  # fmt: skip
 

@@ -38,7 +38,6 @@ class Shaped(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kv_heads: Count | None = None
     head_dim: Count | None = None
     bytes: Count | None = None
-    ranks: Count | None = None
     model: str | None = None
     batch: Count | None = None
 
@@ -72,11 +71,9 @@ class Measurement(Shaped, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def bytes_per_s(self) -> float:
-        """Read and written by a copy or a matrix product, read from the cache by decode attention, on the bus."""
+        """Read and written by a copy or a matrix product, read from the cache by decode attention."""
         if self.kind == "copy":
             moved = 2.0 * self.size("bytes")
-        elif self.kind == "all-reduce":
-            moved = 2.0 * self.size("bytes") * (self.size("ranks") - 1) / self.size("ranks")
         elif self.kind == "gemm":
             m, n, k = self.size("m"), self.size("n"), self.size("k")
             moved = float((n + m) * k * ELEMENT_BYTES[self.format or ""] + 2 * m * n)
@@ -110,6 +107,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     # Why the run did not get to its end, or None.
     partial: str | None
     wall_s: float
+    # Parts that could not run, and why: of earlier probes alone.
     skipped: dict[str, str]
     failures: tuple[Failure, ...]
 
@@ -188,8 +186,7 @@ def reached(probe: Probe, catalog: Catalog) -> list[Reached]:
     """The best of each kind, beside the datasheet's peak of the accelerator that the device was taken for."""
     id = probe.provenance.accelerator
     accelerator = catalog.accelerators.get(id) if id else None
-    rows = [*_kernels(probe, accelerator), *_steps(probe, catalog, accelerator)]
-    return [*rows, *_links(probe, accelerator), *_launches(probe)]
+    return [*_kernels(probe, accelerator), *_steps(probe, catalog, accelerator), *_launches(probe)]
 
 
 def _of(probe: Probe, kind: str, format: str | None = None) -> list[Measurement]:
@@ -251,15 +248,6 @@ def _ideal_s(row: Measurement, catalog: Catalog, accelerator: Accelerator | None
     prompt = shape(prefill_tokens=batch * context, prefill_span=context)
     at = shape(batch, context) if row.kind == "decode-step" else prompt
     return float(step(Hardware([replica]), at).ideal_s[0, 0])
-
-
-def _links(probe: Probe, accelerator: Accelerator | None) -> Iterator[Reached]:
-    peak = accelerator.scale_up.bandwidth.si if accelerator else None
-    rows = _of(probe, "all-reduce")
-    for ranks in sorted({row.size("ranks") for row in rows}):
-        row = max((row for row in rows if row.ranks == ranks), key=lambda row: row.bytes_per_s)
-        at = f"{row.size('bytes') >> 10:,} KiB, on the bus"
-        yield Reached(f"all-reduce, {ranks} GPUs", at, row.bytes_per_s, "bytes_per_s", peak, "link each way")
 
 
 def _launches(probe: Probe) -> Iterator[Reached]:

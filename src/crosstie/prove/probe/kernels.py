@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import import_module
@@ -23,10 +23,8 @@ from typing import Any
 from crosstie.catalog.writing import json_rows, write_text
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.progress import OnProgress
-from crosstie.prove.probe.collectives import all_reduces
 from crosstie.prove.probe.decoder import Decoder, Small, scaled_product
-from crosstie.prove.probe.device import REFUSALS, ProbedDevice, describe, first_line, open_device
-from crosstie.prove.probe.timer import Timing
+from crosstie.prove.probe.device import REFUSALS, ProbedDevice, Timing, describe, first_line, open_device
 
 FORMAT = 1
 Case = dict[str, Any]
@@ -43,7 +41,6 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {
     "attention-decode": ATTENTION_FIELDS,
     "decode-step": ("model", "batch", "context"),
     "prefill-step": ("model", "batch", "context"),
-    "all-reduce": ("bytes", "ranks"),
 }
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 # What is read in turn before anything is read again: more than any cache holds.
@@ -200,7 +197,6 @@ class ProbeRun:
 
     measurements: list[Row] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
     # Why it is not all there, or None where it is.
     partial: str | None = None
 
@@ -221,9 +217,6 @@ def measure(device: ProbedDevice, plan: dict[str, Any], on_progress: OnProgress)
                 one(bench, case, outcome)
                 device.settle()
             bench.unload()
-        if plan["all_reduce_bytes"]:
-            on_progress(len(cases), len(cases), "collectives")
-            collectives(device, plan["all_reduce_bytes"], outcome)
     except KeyboardInterrupt:
         outcome.partial = "interrupted"
     except RuntimeError as error:
@@ -245,23 +238,14 @@ def one(bench: LoadedDevice, case: Case, outcome: ProbeRun) -> None:
     outcome.measurements.append({**what, "backend": backend, **measured._asdict()})
 
 
-def collectives(device: ProbedDevice, sizes: Sequence[int], outcome: ProbeRun) -> None:
-    gpus = int(device.torch.cuda.device_count())
-    if gpus < 2:
-        outcome.skipped["collectives"] = "one GPU is visible, and a collective needs two"
-        return
-    library = "rccl" if device.torch.version.hip else "nccl"
-    rows, problem = all_reduces(device.name, "nccl", gpus, sizes)
-    outcome.measurements += [{**row, "backend": library} for row in rows]
-    if problem:
-        outcome.failures.append({"kind": "all-reduce", "format": "bf16", "reason": problem})
-
-
 def run_plan(plan: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
     """The document of one run on the GPU at hand."""
-    device = open_device()
-    start = time.perf_counter()
-    facts = describe(device, plan["accelerators"])
+    try:
+        device = open_device()
+        start = time.perf_counter()
+        facts = describe(device, plan["accelerators"])
+    except KeyboardInterrupt:
+        raise BadInput("interrupted before the first measurement; nothing was written") from None
     outcome = measure(device, plan, on_progress)
     if outcome.partial and not outcome.measurements:
         raise BadInput(f"{outcome.partial} before the first measurement; nothing was written")
@@ -273,7 +257,7 @@ def run_plan(plan: dict[str, Any], on_progress: OnProgress) -> dict[str, Any]:
         "quick": plan["quick"],
         "partial": outcome.partial,
         "wall_s": round(time.perf_counter() - start, 3),
-        "skipped": outcome.skipped,
+        "skipped": {},
         "failures": outcome.failures,
     }
     return {"format": FORMAT, "provenance": provenance, "measurements": outcome.measurements}
@@ -299,17 +283,18 @@ def read_plan(file: Path) -> dict[str, Any]:
         plan = json.loads(file.read_text())
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: cannot be read: {first_line(error)}") from None
-    wanted = {"format", "crosstie", "parts", "quick", "accelerators", "models", "cases", "all_reduce_bytes"}
+    wanted = {"format", "crosstie", "parts", "quick", "accelerators", "models", "cases"}
     if not isinstance(plan, dict) or plan.keys() != wanted or plan["format"] != FORMAT:
         raise BadData(file, "", "is no plan of this version; `crosstie probe --plan FILE` writes one")
     return plan
 
 
-def ending(document: dict[str, Any], target: Path, cases: int) -> str:
-    """The message for a run that did not finish."""
-    done = len(document["measurements"])
-    why = document["provenance"]["partial"]
-    return f"{why} after {done} of {cases} measurements; {target} has them, marked as partial"
+def write_run(target: Path, document: dict[str, Any], plan: dict[str, Any]) -> None:
+    """Raises once it is written where the run did not finish."""
+    write_json(target, document)
+    if why := document["provenance"]["partial"]:
+        done = f"{len(document['measurements'])} of {len(plan['cases'])} measurements"
+        raise BadInput(f"{why} after {done}; {target} has them, marked as partial")
 
 
 def main(arguments: list[str]) -> int:
@@ -331,17 +316,11 @@ def main(arguments: list[str]) -> int:
         plan = read_plan(plan_file)
         check_target(target)
         document = run_plan(plan, on_progress)
-        write_json(target, document)
+        write_run(target, document, plan)
     except CrosstieError as error:
         print(f"crosstie: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("crosstie: interrupted before the first measurement; nothing was written", file=sys.stderr)
-        return 2
     provenance = document["provenance"]
-    if provenance["partial"]:
-        print(f"crosstie: {ending(document, target, len(plan['cases']))}", file=sys.stderr)
-        return 2
     print(
         f"{provenance['device']}: {len(document['measurements'])} measurements, {len(provenance['failures'])} refused, "
         f"in {provenance['wall_s']:.0f} s; written to {target}"

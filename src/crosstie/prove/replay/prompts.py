@@ -12,29 +12,19 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import blake2b
 from operator import sub
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
+from crosstie.catalog.reading import read_toml
 from crosstie.catalog.traces import BLOCK_TOKENS
 from crosstie.prove.replay.texts import PromptTexts
 from crosstie.prove.replay.traffic import TimedRequest
 
-_WHO = """the engineer;a nurse;our neighbour;the night shift;every visitor;the old captain;a student;the committee;
-my colleague;the gardener;one customer;the editor;a careful reader;the driver;the whole team;an auditor"""
-_DOES = """describes;has measured;would rather compare;never forgot;explains again;is looking for;had repaired;counts;
-wrote down;cannot find;will present;has questioned;sold;remembers;keeps a list of;was asked about"""
-_WHAT = """the second pump;three ways to cross the river;a table of monthly costs;the letters from last winter;
-an engine that starts in the cold;bread for eleven people;the shortest proof;four hundred small parts;
-a map without names;the weather of the coming week;what the contract leaves open;a bridge of timber and rope;
-the temperature of the water;a song in two languages;everything on the upper shelf;the price of copper"""
-_WHERE = """near the harbour;before breakfast;in the minutes of the meeting;with some doubt;on page twelve;
-although nobody asked;after the second attempt;between two stations;as carefully as possible;for the third time;
-under a green lamp;without opening the door;by the end of September;in plain words;at the foot of the hill"""
-_THEN = """and that was enough;but the figures differ;so we began again;which surprised no one;
-because the first answer was wrong;while the others waited outside;and asked for a second opinion"""
+_FILE = Path(__file__).parent / "data" / "sentences.toml"
 _SENTENCES = 16_000
 # Prompts of counted words begin so: whether a tokenizer sees a space before a first word does not matter then.
 _FIRST = b"In"
@@ -50,7 +40,7 @@ USUAL_BYTES = 4.0
 def corpus() -> bytes:
     """About 1.3 MB of plain ASCII that JSON need not escape; the same everywhere."""
     draw = random.Random(20261116)
-    parts = [some.replace("\n", "").split(";") for some in (_WHO, _DOES, _WHAT, _WHERE, _THEN)]
+    parts = list(read_toml(_FILE).values())
     sentences = []
     for _ in range(_SENTENCES):
         who, does, what, where, then = (draw.choice(some) for some in parts)

@@ -11,7 +11,6 @@ throughput seen over the throughput projected.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -42,7 +41,6 @@ class Pass:
     ttft_s: Floats
     tpot_s: Floats
     request_s: Floats
-    pools: tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,6 @@ class Expected:
     classes: tuple[str, ...]
     seen: Pass
     simulated: Pass
-    hit_rate: float | None
     speeds: list[PoolSpeed]
     # What was left out, in words.
     notes: list[str]
@@ -78,7 +75,6 @@ def expected(
     catalog: Catalog, fleet: Fleet, production: Recorded, on_progress: OnProgress = no_progress
 ) -> Expected | str:
     """Or why there is nothing to expect."""
-    answers = production.trace.answers
     known = {served_class.name for served_class in fleet.classes}
     longest = max(pool.max_context for pool in fleet.pools)
     lengths = production.trace.input_tokens + production.trace.output_tokens
@@ -86,28 +82,23 @@ def expected(
     rows = _stretch(production, np.flatnonzero(fits))
     if len(rows) < _FEWEST:
         return f"{len(rows)} recorded requests are of this fleet: too few to simulate"
-    trace = _part(production, rows)
+    trace, classes = _part(production, rows)
     on_progress(0, 0, f"simulating {len(rows):,} recorded requests")
     try:
-        simulated, hit_rate = _simulated(catalog, fleet, trace, 1.0)
+        simulated = _simulated(catalog, fleet, trace, 1.0)
     except CrosstieError as error:
         return str(error)
-    begun = int(len(rows) * _WARM_UP) if rows[0] > 0 else 0
-    classes = tuple(production.classes[row] for row in rows)
+    counted = np.arange(int(len(rows) * _WARM_UP) if rows[0] > 0 else 0, len(rows))
     nothing = np.full(len(rows), np.nan)
-    seen = Pass(nothing, nothing, nothing, (None,) * len(rows))
-    speeds: list[PoolSpeed] = []
-    notes = [f"{int((~fits).sum()):,} recorded requests are of no class of the fleet, or too long for it"] * bool(
-        (~fits).any()
-    )
-    counted = np.arange(begun, len(rows))
-    if answers is not None:
-        ttft, tpot = answers.ttft_s[rows], answers.tpot_s[rows]
-        rest = np.nan_to_num(tpot) * (trace.output_tokens - 1)
-        seen = Pass(ttft, tpot, ttft + rest, tuple(answers.pools[row] for row in rows))
+    seen, speeds = Pass(nothing, nothing, nothing), list[PoolSpeed]()
+    left_out = int((~fits).sum())
+    notes = [f"{left_out:,} recorded requests are of no class of the fleet, or too long for it"] if left_out else []
+    if trace.answers is not None:
+        ttft, tpot = trace.answers.ttft_s, trace.answers.tpot_s
+        seen = Pass(ttft, tpot, ttft + np.nan_to_num(tpot) * (trace.output_tokens - 1))
         counted = _undisturbed(trace, seen, counted)
         speeds = _speeds(catalog, fleet, trace, seen, simulated, counted, on_progress)
-    return Expected(rows, counted, classes, seen, simulated, hit_rate, speeds, notes)
+    return Expected(rows, counted, classes, seen, simulated, speeds, notes)
 
 
 def _undisturbed(trace: Trace, seen: Pass, counted: Ints) -> Ints:
@@ -129,25 +120,25 @@ def _stretch(production: Recorded, rows: Ints) -> Ints:
     return rows[first : first + _MOST]
 
 
-def _part(production: Recorded, rows: Ints) -> Trace:
+def _part(production: Recorded, rows: Ints) -> tuple[Trace, tuple[str, ...]]:
+    """These requests from their first on, and the class of each."""
     at = production.arrivals[rows]
     classes = tuple(production.classes[row] for row in rows)
-    return replace(production.trace.taken(rows), arrival_s=at - at[0], classes=classes)
+    return replace(production.trace.taken(rows), arrival_s=at - at[0], classes=classes), classes
 
 
-def _simulated(catalog: Catalog, fleet: Fleet, trace: Trace, load: float) -> tuple[Pass, float | None]:
+def _simulated(catalog: Catalog, fleet: Fleet, trace: Trace, load: float) -> Pass:
     traffic = recorded(trace, fleet, class_name=None, requests_per_s=None, load=load, count=None, seed=0)
     simulator = FleetSimulator(catalog, fleet, prefixes=traffic.prefixes is not None)
     requests = list(traffic.requests())
     place = {id(request): number for number, request in enumerate(requests)}
     ttft, tpot, took = (np.full(len(requests), np.nan) for _ in range(3))
-    pools: list[str | None] = [None] * len(requests)
     for answer in simulator.run(requests):
         row = place[id(answer.request)]
         if answer.pool is not None:
-            ttft[row], took[row], pools[row] = answer.ttft_s, answer.finished_s, answer.pool
+            ttft[row], took[row] = answer.ttft_s, answer.finished_s
             tpot[row] = answer.tpot_s if answer.request.output_tokens > 1 else np.nan
-    return Pass(ttft, tpot, took, tuple(pools)), simulator.hit_rate if traffic.prefixes is not None else None
+    return Pass(ttft, tpot, took)
 
 
 def _speeds(
@@ -166,36 +157,31 @@ def _speeds(
         if abs(best - at) < _SETTLED:
             break
         on_progress(number + 1, _ROUNDS + 1, f"simulating them at {math.exp(best):.0%} of the load")
-        other, _ = _simulated(catalog, fleet, trace, math.exp(best))
+        other = _simulated(catalog, fleet, trace, math.exp(best))
         kept = both[~np.isnan(other.request_s[both])]
         gain = (logarithm(other, kept) - logarithm(simulated, kept)) / best
         at, best = best, slower / max(1.0 + gain, 0.5)
     factor = 1.0 / max(1.0 + gain, 0.5)
     assert trace.arrival_s is not None
-    span = float(trace.arrival_s[counted[-1]] - trace.arrival_s[counted[0]])
-    speeds = [_speed(pool.name, pool.replicas, trace, seen, simulated, both, factor, span) for pool in fleet.pools]
-    return [speed for speed in speeds if speed is not None]
-
-
-def _speed(
-    name: str, replicas: int, trace: Trace, seen: Pass, simulated: Pass, both: Ints, factor: float, span_s: float
-) -> PoolSpeed | None:
-    mine = both[[seen.pools[row] == name for row in both]]
-    if len(mine) < _FEWEST or span_s <= 0.0:
-        return None
-    # Requests are paired: what they are and when they came is the same on both sides.
-    ratio = mean_seen(simulated.request_s[mine] / seen.request_s[mine], seen.request_s[mine])
-    assert ratio is not None
-    served: Sequence[float] = seen.request_s[mine].tolist()
-    busy_s = span_s * replicas
-    return PoolSpeed(
-        pool=name,
-        ratio=MeasuredValue(
-            ratio.value**factor,
-            None if ratio.low is None else max(ratio.low, 1e-3) ** factor,
-            None if ratio.high is None else max(ratio.high, 1e-3) ** factor,
-            len(mine),
-        ),
-        in_flight=math.fsum(served) / busy_s,
-        output_tokens_per_s=float(trace.output_tokens[mine].sum()) / busy_s,
-    )
+    assert trace.answers is not None
+    span_s = float(trace.arrival_s[counted[-1]] - trace.arrival_s[counted[0]])
+    speeds = []
+    for pool in fleet.pools:
+        mine = both[[trace.answers.pools[row] == pool.name for row in both]]
+        if len(mine) < _FEWEST or span_s <= 0.0:
+            continue
+        took = seen.request_s[mine]
+        # Requests are paired: what they are and when they came is the same on both sides.
+        ratio = mean_seen(simulated.request_s[mine] / took, took)
+        assert ratio is not None
+        low, high = (None if end is None else max(end, 1e-3) ** factor for end in (ratio.low, ratio.high))
+        busy_s = span_s * pool.replicas
+        speeds.append(
+            PoolSpeed(
+                pool=pool.name,
+                ratio=MeasuredValue(ratio.value**factor, low, high, len(mine)),
+                in_flight=math.fsum(took.tolist()) / busy_s,
+                output_tokens_per_s=float(trace.output_tokens[mine].sum()) / busy_s,
+            )
+        )
+    return speeds

@@ -194,18 +194,3 @@ def quantile_seen(values: Floats, share: float) -> MeasuredValue | None:
 def at_quantile(known: Floats | Sequence[float], share: float) -> float:
     """Of sorted values."""
     return float(known[min(max(math.ceil(share * len(known)) - 1, 0), len(known) - 1)])
-
-
-def bucket_quantile(buckets: Mapping[float, float], share: float) -> MeasuredValue | None:
-    """Of a histogram, by upper end how many are not above it: the middle of the bucket, which is all that is known."""
-    ordered = sorted(buckets.items())
-    total = ordered[-1][1] if ordered else 0.0
-    if not total:
-        return None
-    low = 0.0
-    for bound, count in ordered:
-        if count >= share * total:
-            high = bound if math.isfinite(bound) else None
-            return MeasuredValue(0.5 * (low + high) if high is not None else low, low, high, int(total))
-        low = bound
-    return None

@@ -1,6 +1,5 @@
 """What production says of itself: recordings of the gateway, its metrics and those of its engines, and its usage."""
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,6 @@ from crosstie.wire.address import Address
 # A busiest hour is looked for in recordings that are longer, and a day's mean is known of those that have one.
 _HOUR_S, DAY_S = 3600.0, 86_400.0
 _STEP_S = 300.0
-_NUMBER = re.compile(r"\+?[Ii]nf|\d+(\.\d+)?([eE][+-]?\d+)?")
 # How requests end that nobody wanted to end so; who leaves is not a failure.
 _FAILED = ("refused", "failed", "cut")
 # What engines call the prompt tokens that they looked for in their caches, and those that they found.
@@ -137,10 +135,6 @@ def _busiest(arrivals: Floats) -> slice:
     return slice(int(first[at]), int(last[at]))
 
 
-def _by_pool() -> dict[str, dict[float, float]]:
-    return defaultdict(lambda: defaultdict(float))
-
-
 @dataclass
 class MetricTotals:
     """Since the gateway's start, of all pages together."""
@@ -150,9 +144,6 @@ class MetricTotals:
     # All requests, and those that were refused, failed or cut.
     requests: float = 0.0
     failed: float = 0.0
-    # By pool: by upper end of a bucket, how many are not above it.
-    ttft: dict[str, dict[float, float]] = field(default_factory=_by_pool)
-    tpot: dict[str, dict[float, float]] = field(default_factory=_by_pool)
     # Prompt tokens that engines looked for and found.
     queried: float = 0.0
     found: float = 0.0
@@ -170,15 +161,6 @@ class MetricTotals:
                 self.queried += value
             elif name in _HITS:
                 self.found += value
-            else:
-                self._histogram(name, labels, value)
-
-    def _histogram(self, name: str, labels: dict[str, str], value: float) -> None:
-        for stem, kept in (("crosstie_ttft_seconds_", self.ttft), ("crosstie_tpot_seconds_", self.tpot)):
-            if name.startswith(stem):
-                bound = labels.get("le", "")
-                if name == f"{stem}bucket" and _NUMBER.fullmatch(bound):
-                    kept[labels.get("pool", "")][float(bound)] += value
 
 
 def read_metrics(places: Sequence[str]) -> MetricTotals:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reuse import reuse
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.review.expected import Expected, expected
 from crosstie.prove.review.figures import (
@@ -15,7 +14,6 @@ from crosstie.prove.review.figures import (
     ReviewFigure,
     Threshold,
     at_quantile,
-    bucket_quantile,
     mean_seen,
     quantile_seen,
     rate_seen,
@@ -26,8 +24,6 @@ from crosstie.prove.review.production import DAY_S, MetricTotals, Recorded, Usag
 
 _MILLION, _HOUR_S = 1e6, 3600.0
 _USUAL = 0.9
-# What endless memory would have is not worth minutes.
-_MOST_REUSED = 50_000
 _TOLD = (0.5, 0.9, 0.95, 0.99)
 
 
@@ -70,14 +66,13 @@ def review(
         *_lengths(planned, production),
         *_hits(planned, production, metrics, notes),
         *_throughput(simulated),
-        *_latencies(planned, production, simulated, metrics),
+        *_latencies(planned, production, simulated),
         *_kept(planned, production, metrics),
         *_money(planned, production, usage, today, notes),
         *_failures(metrics, usage),
     ]
     if not production.has_latencies:
-        has = "its histograms by pool stand in" if metrics and metrics.ttft else "--metrics URL tells them by pool"
-        notes.append(f"the recording has no latencies of streamed answers; {has}, and no throughput is told")
+        notes.append("the recording has no latencies of streamed answers: neither they nor throughput are told")
     elif simulated is not None and not simulated.speeds:
         notes.append("no throughput is told: the recording is hardly longer than its requests take")
     held = [replace(figure, limit=limits[figure.check]) if figure.check else figure for figure in figures]
@@ -184,11 +179,6 @@ def _hits(
             "no engine says how many prompt tokens it had in its cache: vLLM does with "
             "--enable-prompt-tokens-details, or in its own metrics (--metrics)"
         )
-    if trace.blocks is not None and len(trace) <= _MOST_REUSED:
-        spared = np.bincount((reused := reuse(trace)).request, reused.tokens, len(trace))
-        endless = float(spared.sum() / trace.input_tokens.sum())
-        seen = MeasuredValue(endless, None, None, len(trace))
-        yield ReviewFigure("", "", "cached with endless memory", "share", None, seen)
 
 
 def _within_one(seen: MeasuredValue) -> MeasuredValue:
@@ -209,46 +199,29 @@ def _throughput(awaited: Expected | None) -> Iterator[ReviewFigure]:
         )  # fmt: skip
 
 
-def _latencies(
-    planned: Planned, production: Recorded, awaited: Expected | None, metrics: MetricTotals | None
-) -> Iterator[ReviewFigure]:
-    if awaited is not None and production.has_latencies:
-        for name, request_class in planned.classes.items():
-            mine = awaited.counted[[awaited.classes[row] == name for row in awaited.counted]]
-            before = planned.simulated.get(name)
-            was = (before.ttft_s, before.tpot_s) if before else (None, None)
-            for word, target, plan, seen, simulated in (
-                ("TTFT", request_class.ttft, was[0], awaited.seen.ttft_s, awaited.simulated.ttft_s),
-                ("TPOT", request_class.tpot, was[1], awaited.seen.tpot_s, awaited.simulated.tpot_s),
-            ):
-                should = np.sort(simulated[mine][~np.isnan(simulated[mine])])
-                share = target.percentile if target else _USUAL
-                at = quantile_seen(seen[mine], share)
-                if at is None or not len(should):
-                    continue
-                promise = f"target {target.seconds * 1e3:,.4g} ms" if target else "no target"
-                yield ReviewFigure("latency", name, f"{word} p{share * 100:g}", "s", at_quantile(should, share), at,
-                             planned=plan, note=promise)  # fmt: skip
-                for other in _TOLD:
-                    told = quantile_seen(seen[mine], other)
-                    if other != share and told is not None:
-                        yield ReviewFigure("", name, f"{word} p{other * 100:g}", "s", at_quantile(should, other), told)
-    elif metrics is not None:
-        for word, by_pool in (("TTFT", metrics.ttft), ("TPOT", metrics.tpot)):
-            for pool, buckets in by_pool.items():
-                at = bucket_quantile(buckets, _USUAL)
-                model = _of_pool(awaited, word, pool)
-                if at is not None:
-                    yield ReviewFigure("latency" if model else "", pool, f"{word} p90", "s", model, at,
-                                 note="between bounds of a histogram")  # fmt: skip
-
-
-def _of_pool(awaited: Expected | None, word: str, pool: str) -> float | None:
-    if awaited is None:
-        return None
-    values = awaited.simulated.ttft_s if word == "TTFT" else awaited.simulated.tpot_s
-    mine = np.array([answered_by == pool for answered_by in awaited.simulated.pools]) & ~np.isnan(values)
-    return at_quantile(np.sort(values[mine]), _USUAL) if mine.any() else None
+def _latencies(planned: Planned, production: Recorded, awaited: Expected | None) -> Iterator[ReviewFigure]:
+    if awaited is None or not production.has_latencies:
+        return
+    for name, request_class in planned.classes.items():
+        mine = awaited.counted[[awaited.classes[row] == name for row in awaited.counted]]
+        before = planned.simulated.get(name)
+        was = (before.ttft_s, before.tpot_s) if before else (None, None)
+        for word, target, plan, seen, simulated in (
+            ("TTFT", request_class.ttft, was[0], awaited.seen.ttft_s, awaited.simulated.ttft_s),
+            ("TPOT", request_class.tpot, was[1], awaited.seen.tpot_s, awaited.simulated.tpot_s),
+        ):
+            should = np.sort(simulated[mine][~np.isnan(simulated[mine])])
+            share = target.percentile if target else _USUAL
+            at = quantile_seen(seen[mine], share)
+            if at is None or not len(should):
+                continue
+            promise = f"target {target.seconds * 1e3:,.4g} ms" if target else "no target"
+            yield ReviewFigure("latency", name, f"{word} p{share * 100:g}", "s", at_quantile(should, share), at,
+                         planned=plan, note=promise)  # fmt: skip
+            for other in _TOLD:
+                told = quantile_seen(seen[mine], other)
+                if other != share and told is not None:
+                    yield ReviewFigure("", name, f"{word} p{other * 100:g}", "s", at_quantile(should, other), told)
 
 
 def _kept(planned: Planned, production: Recorded, metrics: MetricTotals | None) -> Iterator[ReviewFigure]:

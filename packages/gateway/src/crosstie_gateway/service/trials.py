@@ -17,8 +17,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.histogram import Family
-from crosstie.prove.parity.endpoint import Asking, ParityEndpoint, Rejected
-from crosstie.prove.parity.passes import Passes
+from crosstie.prove.parity.endpoint import Asking, ParityEndpoint, Passes, Rejected
 from crosstie.prove.parity.prompts import OfferedTool, Prompt
 from crosstie.prove.parity.samples import Sample
 from crosstie.prove.parity.verdict import Parity, judged
