@@ -12,8 +12,8 @@ import numpy as np
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.lora import lora_note, read_lora
-from crosstie.catalog.prefixes import read_prefix, with_prefixes
 from crosstie.catalog.reading import check_unique, number, only_keys, table, text
+from crosstie.catalog.reuse import read_prefix, with_prefixes
 from crosstie.catalog.sessions import read_sessions, read_shape, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.catalog.vision import read_images

@@ -23,7 +23,7 @@ from crosstie.core.errors import BadData
 _HEAD = 4096
 
 
-class Log(NamedTuple):
+class CallLog(NamedTuple):
     """By request; times in seconds, or as a calendar has them."""
 
     lines: list[int]
@@ -36,7 +36,7 @@ class Log(NamedTuple):
     whose: list[tuple[int, int]]
 
 
-def read_log(file: Path, text: str, block_tokens: int) -> Log | None:
+def read_log(file: Path, text: str, block_tokens: int) -> CallLog | None:
     """None where it has neither form."""
     # The scope of block numbers is said before the first request.
     if '"hash_id_scope"' in text[:_HEAD]:
@@ -96,8 +96,8 @@ class _Call(msgspec.Struct):
     created: float | None = None
 
 
-def _agents(file: Path, text: str, block_tokens: int) -> Log:
-    log = Log([], [], [], [], [], [], [])
+def _agents(file: Path, text: str, block_tokens: int) -> CallLog:
+    log = CallLog([], [], [], [], [], [], [])
     sessions = _sessions(file, text, block_tokens)
     # Of a sub-agent's requests seconds are since its own begin or the session's, throughout a log.
     helpers = [one for _, session in sessions for one in session.requests if one.requests]
@@ -139,8 +139,8 @@ def _sessions(file: Path, text: str, block_tokens: int) -> list[tuple[int, _Sess
     return read
 
 
-def _chats(file: Path, text: str, block_tokens: int) -> Log:
-    log, prompts = Log([], [], [], [], [], [], []), []
+def _chats(file: Path, text: str, block_tokens: int) -> CallLog:
+    log, prompts = CallLog([], [], [], [], [], [], []), []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
