@@ -12,10 +12,9 @@ from hypothesis import given, settings, strategies as st
 from crosstie.catalog.fleet_text import example_fleet_text, fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.pools import MODALITIES
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Adapter, Fleet, Pool, Route, ServedClass, Serving, TokenPrice
+from crosstie.core.fleet import MODALITIES, Adapter, Fleet, Pool, Route, ServedClass, Serving, TokenPrice
 from crosstie.core.workload import Target
 
 SERVE_RANGES: dict[str, tuple[Any, Any]] = {

@@ -1,4 +1,4 @@
-"""What the engines of a pool let others know, as its fleet file says it: a tokenizer, and events of their caches."""
+"""Where the engines of a pool tell what their caches hold, as its fleet file says it."""
 
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,9 @@ from crosstie.core.errors import BadData
 HOST = "{host}"
 
 
-def read_known(file: Path, where: str, raw: dict[str, Any], replicas: int) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        # Meant from where the fleet file lies, as its store is.
-        key: str(file.parent.absolute() / Path(text(file, f"{where}.{key}", raw[key])).expanduser())
-        for key in ("tokenizer", "chat_template")
-        if key in raw
-    }
-    for key in ("kv_events", "kv_replay"):
-        if key in raw:
-            known[key] = _endpoints(file, f"{where}.{key}", raw[key], replicas)
-    return known
+def read_endpoints(file: Path, where: str, raw: dict[str, Any], replicas: int) -> dict[str, Any]:
+    given = [key for key in ("kv_events", "kv_replay") if key in raw]
+    return {key: _endpoints(file, f"{where}.{key}", raw[key], replicas) for key in given}
 
 
 def _endpoints(file: Path, where: str, raw: object, replicas: int) -> tuple[str, ...]:

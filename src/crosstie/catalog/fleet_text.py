@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.classes import PERCENTILES
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import UNLIMITED_CONTEXT, USUAL_KV
+from crosstie.catalog.reading import PERCENTILES, file_key, is_flat
 from crosstie.catalog.writing import toml_key, toml_value
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import SPLIT, Fleet, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
@@ -54,8 +54,10 @@ def table_lines(given: msgspec.Struct, own: Mapping[str, Sequence[str]] = {}) ->
         value = getattr(given, field.name)
         if field.name in own:
             lines += own[field.name]
+        elif is_flat(field):
+            lines += [] if value is None else table_lines(value)
         elif value is not None and (field.required or value != _default(field)):
-            lines.append(f"{field.encode_name} = {_value(value)}")
+            lines.append(f"{file_key(field)} = {_value(value)}")
     return lines
 
 
@@ -92,9 +94,6 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
     own: dict[str, Sequence[str]] = {
         "parallelism": [] if pool.apart else _split(pool.parallelism, least=0 if known else 1),
         "apart": _apart(pool.apart) if pool.apart else [],
-        "kv_format": [f"kv = {toml_value(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else [],
-        "token_price": table_lines(pool.token_price) if pool.token_price else [],
-        "reach": table_lines(pool.reach),
         "adapters": _list("adapters", [_inline(adapter) for adapter in pool.adapters]),
         "backends": []
         if of_models or led
@@ -119,6 +118,8 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
             own["max_context"] = []
     if not known and not pool.usd_per_gpu_hour:
         own["usd_per_gpu_hour"] = []
+    if not known and pool.kv_format == USUAL_KV:
+        own["kv_format"] = []
     return table_lines(pool, own)
 
 
@@ -156,8 +157,6 @@ def _class(served: ServedClass) -> list[str]:
             key: [f"{key} = {_number(getattr(served, key))}"]
             for key in ("requests_per_s", "input_tokens", "output_tokens")
         },
-        "ttft": _target_line("ttft_ms", served.ttft),
-        "tpot": _target_line("tpot_ms", served.tpot),
         "routes": [
             "routes = [",
             *(f"  {_inline(route, {'share': [f'share = {_number(route.share)}']})}," for route in served.routes),
@@ -167,14 +166,10 @@ def _class(served: ServedClass) -> list[str]:
     return table_lines(served, own)
 
 
-def _target_line(key: str, target: Target | None) -> list[str]:
-    if target is None:
-        return []
-    percentile = next(name for name, share in PERCENTILES.items() if share == target.percentile)
-    return [f"{key} = {{ {percentile} = {_number(target.seconds * 1e3)} }}"]
-
-
 def _value(value: object) -> str:
+    if isinstance(value, Target):
+        percentile = next(name for name, share in PERCENTILES.items() if share == value.percentile)
+        return f"{{ {percentile} = {_number(value.seconds * 1e3)} }}"
     return _number(value) if isinstance(value, float) else toml_value(value)
 
 

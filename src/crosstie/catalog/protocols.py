@@ -11,11 +11,12 @@ from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.acceptance import Text, parse_speculation
+from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.reading import Sources, only_keys, read_records, read_toml, table, text, text_of
 from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.fact import Word
+from crosstie.core.speculation import Text
 
 _COLUMNS = (
     "rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention", "sides", "load", "prompts",
