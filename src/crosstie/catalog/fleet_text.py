@@ -8,7 +8,7 @@ import msgspec
 
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import UNLIMITED_CONTEXT, USUAL_KV
-from crosstie.catalog.reading import PERCENTILES, file_key, is_flat
+from crosstie.catalog.reading import PERCENTILES, file_key
 from crosstie.catalog.writing import toml_key, toml_value
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import SPLIT, Fleet, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
@@ -54,8 +54,9 @@ def table_lines(given: msgspec.Struct, own: Mapping[str, Sequence[str]] = {}) ->
         value = getattr(given, field.name)
         if field.name in own:
             lines += own[field.name]
-        elif is_flat(field):
-            lines += [] if value is None else table_lines(value)
+        elif isinstance(value, msgspec.Struct) and not isinstance(value, Target):
+            # Its keys stand in the same table.
+            lines += table_lines(value)
         elif value is not None and (field.required or value != _default(field)):
             lines.append(f"{file_key(field)} = {_value(value)}")
     return lines

@@ -10,14 +10,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date as day
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from crosstie.core.errors import BadData, BadInput, CrosstieError, near_names
+from crosstie.core.errors import BadData, CrosstieError, near_names
 from crosstie.core.fact import (
     BASES,
     BesideFile,
@@ -311,7 +311,7 @@ def read_value(file: Path, where: str, raw: object, kind: Any, beside: Beside = 
         return text(file, where, raw)
     outer, inner = get_origin(bare), get_args(bare)
     if isinstance(spec, NounName):
-        return _id_of(file, where, text(file, where, raw), spec, beside)
+        return _id_of(file, where, raw, spec, beside)
     if isinstance(spec, Form):
         return in_form(file, where, raw, spec.read)
     if isinstance(spec, BesideFile):
@@ -354,10 +354,11 @@ def read_target(file: Path, where: str, raw: object, thousandths: bool = True) -
 
 
 def in_form(file: Path, where: str, raw: object, read: Callable[[str], str]) -> str:
-    """A string in a form of `core.forms`."""
+    """A string in the form that `read` gives it, or its fault with the place in this file."""
+    given = text(file, where, raw)
     try:
-        return read(text(file, where, raw))
-    except BadInput as error:
+        return read(given)
+    except CrosstieError as error:
         raise BadData(file, where, str(error)) from None
 
 
@@ -389,12 +390,9 @@ def check_once(file: Path, where: str, name: str, others: Collection[str]) -> No
         raise BadData(file, where, f"{name} is there already, under another spelling")
 
 
-def _id_of(file: Path, where: str, name: str, spec: NounName, names: Beside) -> str:
+def _id_of(file: Path, where: str, name: object, spec: NounName, names: Beside) -> str:
     assert callable(names), "whoever reads names brings the catalog's"
-    try:
-        return names(spec.kind, name)
-    except CrosstieError as error:
-        raise BadData(file, where, str(error)) from None
+    return in_form(file, where, name, partial(names, spec.kind))
 
 
 @cache
@@ -423,10 +421,6 @@ def file_key(field: msgspec.structs.FieldInfo) -> str:
     return next((note.name for note in notes if isinstance(note, FileKey)), field.name)
 
 
-def is_flat(field: msgspec.structs.FieldInfo) -> bool:
-    return isinstance(_unwrapped(field.type)[1], Flat)
-
-
 def _mismatch(raw: object, expected: Any) -> str:
     bare = _unwrapped(expected)[0]
     if get_origin(bare) is Literal:
@@ -438,9 +432,8 @@ def _mismatch(raw: object, expected: Any) -> str:
         return f"{raw!r} must be a whole number{_limits(kind, ',')}"
     if isinstance(kind, msgspec.inspect.FloatType):
         return f"{raw!r} must be a number{_limits(kind, 'g')}"
-    if isinstance(kind, msgspec.inspect.BoolType):
-        return f"{raw!r} is neither true nor false"
-    return "must be a non-empty string"
+    is_bool = isinstance(kind, msgspec.inspect.BoolType)
+    return f"{raw!r} is neither true nor false" if is_bool else "must be a non-empty string"
 
 
 def _limits(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType, form: str) -> str:
@@ -526,9 +519,6 @@ def _check_value(file: Path, where: str, of: Fact | Label | OtherSource, spec: Q
         raise BadData(file, where, reason)
 
 
-Specs = Mapping[str, Quantity | Word]
-
-
 @cache
 def fact_specs(kind: type[msgspec.Struct]) -> tuple[dict[str, Quantity | Word], frozenset[str]]:
     """What a struct says of its facts, `Annotated[Fact, Quantity(...)]`; those with a default may be absent."""
@@ -545,7 +535,7 @@ def read_facts(
     file: Path,
     where: str,
     raw: object,
-    specs: Specs | type[msgspec.Struct],
+    specs: Mapping[str, Quantity | Word] | type[msgspec.Struct],
     sources: Sources,
     optional: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
