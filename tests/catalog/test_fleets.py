@@ -250,9 +250,10 @@ def test_weights_are_of_the_fleet_s_own_pools(catalog: Catalog, tmp_path: Path) 
 
 
 def test_a_pool_may_speculate(catalog: Catalog, tmp_path: Path) -> None:
-    said = 'stack = "vllm"\nspeculation = "eagle3:3"\ntext = "coding"\nacceptance = 2.5'
+    said = 'stack = "vllm"\nrelease = "0.32.0"\nspeculation = "eagle3:3"\ntext = "coding"\nacceptance = 2.5'
     got = read_fleet(catalog, fleet_file(tmp_path, changed(('stack = "vllm"', said))))
     assert (got.pools[0].speculation, got.pools[0].text, got.pools[0].acceptance) == ("eagle3:3", "coding", 2.5)
+    assert got.pools[0].release == "0.32.0"
     again = read_fleet(catalog, fleet_file(tmp_path, fleet_text(got)))
     assert again.pools[0] == got.pools[0]
 
@@ -260,6 +261,7 @@ def test_a_pool_may_speculate(catalog: Catalog, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
+        ('release = "newest"', r"pool\[0\].release: 'newest' is no release of an engine"),
         ('speculation = "mtp:3"', r"pool\[0\].speculation.*llama-3.1-8b has no prediction layer"),
         ('speculation = "magic"', r"pool\[0\].speculation.*must be one of mtp"),
         ('speculation = "eagle3:3"\ntext = "verse"', r"pool\[0\].speculation.*verse"),

@@ -12,7 +12,7 @@ import numpy as np
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.lora import lora_note, read_lora
-from crosstie.catalog.reading import check_unique, number, only_keys, read_target, table, text
+from crosstie.catalog.reading import check_unique, in_form, number, only_keys, read_target, table, text
 from crosstie.catalog.reuse import read_prefix, with_prefixes
 from crosstie.catalog.sessions import read_sessions, read_shape, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
@@ -86,8 +86,7 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
     name = text(file, f"{where}.name", raw.get("name"))
     if not _NAME.match(name):
         raise BadData(file, f"{where}.name", "must begin with a letter or digit and have at most 60 characters")
-    asked = text(file, f"{where}.model", raw.get("model"))
-    model = look_up(file, f"{where}.model", lambda: reader.catalog.model(asked))
+    model = in_form(file, f"{where}.model", raw.get("model"), reader.catalog.model)
     ttft, tpot = (
         read_target(file, f"{where}.{key}", raw[key]) if key in raw else None for key in ("ttft_ms", "tpot_ms")
     )
@@ -102,10 +101,11 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
         for key in ("input", "output"):
             if key in raw:
                 raise BadData(file, f"{where}.{key}", "the class has a trace, which says its lengths")
-        given = text(file, f"{where}.trace", raw["trace"])
         # A rate of its own makes the trace's times worthless, unless it tells how soon prompts come again.
         timed = "prefix" in raw or not ("share" in raw or "requests_per_s" in raw)
-        trace = look_up(file, f"{where}.trace", lambda: read_trace(find_trace(given, file.parent), times=timed))
+        trace = in_form(
+            file, f"{where}.trace", raw["trace"], lambda given: read_trace(find_trace(given, file.parent), times=timed)
+        )
         inputs, outputs = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
     else:
         inputs = read_lengths(file, f"{where}.input", raw.get("input"))

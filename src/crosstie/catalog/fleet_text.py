@@ -10,7 +10,6 @@ from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.reading import PERCENTILES, file_key
 from crosstie.catalog.writing import toml_key, toml_value
-from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import SPLIT, Fleet, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
 from crosstie.core.workload import Target
 
@@ -93,7 +92,6 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
     of_models = pool.loading == "vllm-sleep" or any(host.backends for host in pool.hosts)
     led = pool.apart is not None and pool.apart.is_led
     own: dict[str, Sequence[str]] = {
-        "parallelism": [] if pool.apart else _split(pool.parallelism, least=0 if known else 1),
         "apart": _apart(pool.apart) if pool.apart else [],
         "adapters": _list("adapters", [_inline(adapter) for adapter in pool.adapters]),
         "backends": []
@@ -117,6 +115,10 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
         own["model"] = []
         if pool.max_context >= UNLIMITED_CONTEXT:
             own["max_context"] = []
+    if pool.apart:
+        own["parallelism"] = []
+    elif known:
+        own["parallelism"] = [f"{part} = {getattr(pool.parallelism, part)}" for part in SPLIT]
     if not known and not pool.usd_per_gpu_hour:
         own["usd_per_gpu_hour"] = []
     if not known and pool.kv_format == USUAL_KV:
@@ -126,11 +128,6 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
 
 def _list(key: str, entries: Sequence[str], hint: str = "") -> list[str]:
     return [f"{key} = [", *(f"  {entry},{hint}" for entry in entries), "]"] if entries else []
-
-
-def _split(parallelism: Parallelism, least: int) -> list[str]:
-    parts = {part: getattr(parallelism, part) for part in SPLIT}
-    return [f"{part} = {ranks}" for part, ranks in parts.items() if ranks > least]
 
 
 def _written(backends: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,7 +140,6 @@ def _apart(apart: PoolApart) -> list[str]:
         ports = engines.bootstrap_ports
         said = [*ports] if len(set(ports)) > 1 else ports[0] if ports else None
         own = {
-            "parallelism": _split(engines.parallelism, least=1),
             "bootstrap_ports": [] if said is None else [f"bootstrap_port = {said}"],
         }
         return _inline(engines, own)

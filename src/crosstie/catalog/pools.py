@@ -1,10 +1,9 @@
 """One [[pool]] of a fleet file: what its replicas are, where they answer, and which models share them."""
 
 import re
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any
 
 import msgspec
 
@@ -20,7 +19,6 @@ from crosstie.catalog.reading import (
     in_form,
     keys_of,
     number,
-    one_of,
     only_keys,
     read_record,
     read_values,
@@ -56,10 +54,9 @@ _PROXY = re.compile(r"http://([^@/]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}
 # What follows from the catalog, or from other keys of the pool.
 _RESOLVED = {
     "model", "accelerator", "precision", "stack", "usd_per_gpu_hour", "apart", "replicas", "max_context", "backends",
-    "hosts", "loading", "load_hook", "kv_events", "kv_replay",
+    "hosts", "kv_events", "kv_replay",
 }  # fmt: skip
 
-Found = TypeVar("Found")
 # What is known of a replica with the model of an entry, and how far that model reaches.
 Deployed = Callable[[str, dict[str, Any]], tuple[dict[str, Any], int | None]]
 
@@ -81,29 +78,29 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
             return _deployed(catalog, file, where, raw, split, at, entry)
         return _unknown(catalog, file, where, raw, at, entry), None
 
-    hosting: dict[str, Any] = {}
+    hosts: tuple[HostedModel, ...] = ()
     if "hosts" in raw:
-        hosting = _hosts(file, where, raw, backends, deployed)
+        hosts = _hosts(file, where, raw, plain, backends, deployed)
         of_pool, context = deployed(f"{where}.hosts[0]", {"precision": raw.get("precision"), **raw["hosts"][0]})
         of_pool["precision"] = text(file, f"{where}.precision", raw["precision"]) if "precision" in raw else None
     else:
         of_pool, context = deployed(where, raw)
-    addresses = len(backends) or max((len(host.backends) for host in hosting.get("hosts", ())), default=0)
-    longest = UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT
+    addresses = len(backends) or max((len(host.backends) for host in hosts), default=0)
+    longest = UNLIMITED_CONTEXT if hosts else context or UNLIMITED_CONTEXT
     apart = _apart(catalog, file, where, raw, of_pool, plain["kv_format"], sides) if sides else None
     replicas = _services(file, where, raw) if apart and apart.is_led else raw.get("replicas")
     named = _by_name(file, where, raw, backends)
     pool = Pool(
         **{**plain, "parallelism": split},
         **of_pool,
-        **hosting,
         **read_values(file, where, {"max_context": longest, **raw}, Pool, ["max_context"]),
         **read_endpoints(file, where, raw, addresses),
         replicas=_replicas(file, where, plain["name"], replicas, addresses, named=named),
         backends=backends,
         apart=apart,
+        hosts=hosts,
     )
-    every = [*backends, *pool.led_backends, *(address for host in pool.hosts for address in host.backends)]
+    every = [*backends, *pool.led_backends, *(address for host in hosts for address in host.backends)]
     _check_reach(file, where, pool.reach, every)
     accepts = pool.modalities or ()
     for index, modality in enumerate(accepts):
@@ -234,15 +231,14 @@ def _deployed(
 ) -> tuple[dict[str, Any], int | None]:
     """What the catalog knows of a pool's replicas with the model of `entry`, and how far that model reaches."""
 
-    def named(at: str, entry: dict[str, Any], key: str, find: Callable[[str], Found]) -> Found:
-        given = text(file, f"{at}.{key}", entry.get(key))
-        noun: Found = look_up(file, f"{at}.{key}", lambda: find(given))
-        return noun
+    accelerator = in_form(file, f"{where}.accelerator", raw["accelerator"], catalog.accelerator)
+    model = in_form(file, f"{at}.model", entry.get("model"), catalog.model)
+    precision = in_form(file, f"{at}.precision", entry.get("precision"), lambda name: catalog.precision(model, name))
 
-    accelerator = named(where, raw, "accelerator", catalog.accelerator)
-    model = named(at, entry, "model", catalog.model)
-    precision = named(at, entry, "precision", lambda name: catalog.precision(model, name))
-    stack = named(where, raw, "stack", lambda name: catalog.stack_for(accelerator, name, model, precision))
+    def stack_of(name: str) -> str:
+        return catalog.stack_for(accelerator, name, model, precision).id
+
+    stack = in_form(file, f"{where}.stack", raw.get("stack"), stack_of)
     look_up(file, at, lambda: split.check(model, accelerator))
     if "usd_per_gpu_hour" not in raw:
         raise BadData(file, f"{where}.usd_per_gpu_hour", "missing: what one of its GPUs costs an hour")
@@ -251,7 +247,7 @@ def _deployed(
         "model": model.id,
         "accelerator": accelerator.id,
         "precision": entry["precision"],
-        "stack": stack.id,
+        "stack": stack,
         "usd_per_gpu_hour": usd,
     }, model.max_context
 
@@ -262,8 +258,7 @@ def _unknown(
     """A pool on nobody knows what: the model keeps the name that the file gives it."""
     precision, stack = entry.get("precision"), raw.get("stack")
     if stack is not None:
-        given = text(file, f"{where}.stack", stack)
-        stack = look_up(file, f"{where}.stack", lambda: catalog.stack(given)).id
+        stack = in_form(file, f"{where}.stack", stack, lambda name: catalog.stack(name).id)
     return {
         "model": in_form(file, f"{at}.model", entry.get("model"), model_name),
         "accelerator": None,
@@ -299,13 +294,15 @@ def _replicas(file: Path, where: str, name: str, raw: object, backends: int, *, 
 
 
 def _hosts(
-    file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...], deployed: Deployed
-) -> dict[str, Any]:
-    """`hosts`, `loading` and `load_hook` of a pool that has them."""
+    file: Path, where: str, raw: dict[str, Any], plain: dict[str, Any], backends: tuple[str, ...], deployed: Deployed
+) -> tuple[HostedModel, ...]:
     entries = raw["hosts"]
     if not isinstance(entries, list) or not entries:
         raise BadData(file, f"{where}.hosts", 'is no list of models, such as [{ model = "llama-3.1-8b" }]')
-    loading = _loading(file, where, raw)
+    hook, loading = plain.get("load_hook"), plain["loading"]
+    if (hook is None) != (loading != "hook"):
+        reason = 'missing: the command that loads and unloads, for loading = "hook"'
+        raise BadData(file, f"{where}.load_hook", reason if hook is None else 'has no meaning without loading = "hook"')
     if "host_memory_gib" not in raw and "accelerator" not in raw:
         reason = "missing: how much of a replica's memory models may take, since there is no accelerator that says so"
         raise BadData(file, f"{where}.host_memory_gib", reason)
@@ -313,29 +310,9 @@ def _hosts(
         _host(file, f"{where}.hosts[{i}]", table(file, f"{where}.hosts[{i}]", entry), raw, deployed)
         for i, entry in enumerate(entries)
     )
-    _check_models(file, where, hosts)
+    check_unique(file, f"{where}.hosts", "model", [host.model for host in hosts])
     _check_backends(file, where, hosts, loading, backends)
-    return {"hosts": hosts, "loading": loading, "load_hook": raw.get("load_hook")}
-
-
-def _loading(file: Path, where: str, raw: dict[str, Any]) -> Loading:
-    known = ", ".join(get_args(Loading))
-    if "loading" not in raw:
-        raise BadData(file, f"{where}.loading", f"missing: how its models are loaded and put away, one of {known}")
-    one_of(file, f"{where}.loading", raw["loading"], get_args(Loading))
-    loading: Loading = raw["loading"]
-    hook = raw.get("load_hook")
-    if (hook is None) != (loading != "hook"):
-        reason = 'missing: the command that loads and unloads, for loading = "hook"'
-        raise BadData(file, f"{where}.load_hook", reason if hook is None else 'has no meaning without loading = "hook"')
-    if hook is not None:
-        try:
-            words = shlex.split(text(file, f"{where}.load_hook", hook))
-        except ValueError as error:
-            raise BadData(file, f"{where}.load_hook", f"is no command: {error}") from None
-        if not words[0]:
-            raise BadData(file, f"{where}.load_hook", "is no command: its first word is empty")
-    return loading
+    return hosts
 
 
 def _host(file: Path, where: str, entry: dict[str, Any], pool: dict[str, Any], deployed: Deployed) -> HostedModel:
@@ -350,13 +327,6 @@ def _host(file: Path, where: str, entry: dict[str, Any], pool: dict[str, Any], d
         model=known["model"], precision=known["precision"],
         backends=base_urls(file, f"{where}.backends", entry.get("backends", [])),
     )  # fmt: skip
-
-
-def _check_models(file: Path, where: str, hosts: tuple[HostedModel, ...]) -> None:
-    for index, model in enumerate(hosts):
-        first = next(i for i, other in enumerate(hosts) if other.model == model.model)
-        if first != index:
-            raise BadData(file, f"{where}.hosts[{index}].model", f"{model.model} is hosts[{first}] already")
 
 
 def _check_backends(

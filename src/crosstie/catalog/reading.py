@@ -219,6 +219,7 @@ def whole(file: Path, where: str, raw: object, low: int, high: int) -> int:
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+Found = TypeVar("Found")
 # Of a kind of noun and any name of it, the id; raises CrosstieError.
 Names = Callable[[NounKind, str], str]
 # What the annotation of a field says of it.
@@ -259,11 +260,10 @@ def check_keys(file: Path, where: str, entry: Mapping[str, Any], kind: type[msgs
 
 def keys_of(kind: type[msgspec.Struct]) -> set[str]:
     """The keys that a table of a file has for a struct."""
-    keys: set[str] = set()
-    for key, field in _fields(kind).items():
-        bare, spec = _unwrapped(field.type)
-        keys |= keys_of(bare) if isinstance(spec, Flat) else {key}
-    return keys
+    types = {key: _unwrapped(field.type) for key, field in _fields(kind).items()}
+    return {
+        name for key, (bare, spec) in types.items() for name in (keys_of(bare) if isinstance(spec, Flat) else [key])
+    }
 
 
 def read_records(file: Path, key: str, raw: object, kind: type[Record], beside: Beside = None) -> tuple[Record, ...]:
@@ -353,8 +353,8 @@ def read_target(file: Path, where: str, raw: object, thousandths: bool = True) -
     return Target(seconds=milliseconds / 1e3, percentile=PERCENTILES[key])
 
 
-def in_form(file: Path, where: str, raw: object, read: Callable[[str], str]) -> str:
-    """A string in the form that `read` gives it, or its fault with the place in this file."""
+def in_form(file: Path, where: str, raw: object, read: Callable[[str], Found]) -> Found:
+    """What `read` makes of a string: its form, what it names; or its fault with the place in this file."""
     given = text(file, where, raw)
     try:
         return read(given)

@@ -32,7 +32,7 @@ from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 from crosstie.core.fact import NounKind
-from crosstie.core.forms import release
+from crosstie.core.forms import engine_release
 from crosstie.core.model import Model
 from crosstie.core.schedule import ScheduleRequest, quarter_number
 from crosstie.core.workload import Constraints, ModelChoice, Prices, RequestClass, Sharing, Workload
@@ -149,10 +149,10 @@ def _choice(reader: ClassReader, where: str, entry: ModelChoice, model: Model) -
     stacks: list[str] = []
     releases: dict[str, str] = {}
     for said in entry.stacks:
-        name, _, said_release = said.partition("==")
+        name, _, release = said.partition("==")
         stacks.append(look_up(file, f"{where}.stacks", partial(catalog.stack, name)).id)
         if "==" in said:
-            releases[stacks[-1]] = in_form(file, f"{where}.stacks", said_release, release)
+            releases[stacks[-1]] = in_form(file, f"{where}.stacks", release, engine_release)
     return msgspec.structs.replace(
         entry,
         stacks=tuple(dict.fromkeys(stacks)),

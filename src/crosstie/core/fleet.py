@@ -9,7 +9,16 @@ import msgspec
 
 from crosstie.core.deployment import Parallelism, known_kv_format
 from crosstie.core.fact import BesideFile, FileKey, Flat, Form, KeyRule
-from crosstie.core.forms import https_url, model_name, network, origin, pool_name, release, variable_name
+from crosstie.core.forms import (
+    command,
+    engine_release,
+    https_url,
+    model_name,
+    network,
+    origin,
+    pool_name,
+    variable_name,
+)
 from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import TIER_RULES, TIERS, Target
 
@@ -177,6 +186,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         KeyRule("demands", SIDE_KEYS, ("accelerator",),
                 "prefill and decode apart are known by what they run on; leave them out for a plain address"),
         KeyRule("needs", HOST_KEYS, ("hosts",), "goes with hosts = [{ model = ... }, ...], which are missing"),
+        KeyRule("demands", ("hosts",), ("loading",),
+                f"how its models are loaded and put away, one of {', '.join(get_args(Loading))}"),
         KeyRule("excludes", ("model", "served_as"), ("hosts",),
                 "belongs into the entries of hosts, each of which is a model"),
         *TIER_RULES,
@@ -208,7 +219,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     kv_format: Annotated[str, FileKey("kv"), Form(known_kv_format)]
     stack: str | None
     # The engine's release, and the variables and flags that it is started with, as far as somebody has said.
-    release: Annotated[str, Form(release)] | None = None
+    release: Annotated[str, Form(engine_release)] | None = None
     # How its engines speculate, such as mtp:3; on which kind of text; and tokens a step that they keep, if measured.
     speculation: str | None = None
     text: str = "chat"
@@ -269,7 +280,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     # Several models on the same replicas; empty: only `model`. How they are changed, by which command, and how much of
     # a replica's memory they may take (None: what the accelerator has, less what engines keep).
     loading: Loading | None = None
-    load_hook: str | None = None
+    load_hook: Annotated[str, Form(command)] | None = None
     host_memory_gib: _Gib | None = None
     # Where its replicas answer, one OpenAI-compatible base URL each; empty until they are deployed.
     backends: tuple[str, ...] = ()

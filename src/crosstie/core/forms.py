@@ -1,6 +1,7 @@
 """Forms that strings of files have: each takes what is written, and gives it back or says what is wrong with it."""
 
 import re
+import shlex
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
@@ -28,7 +29,7 @@ def model_name(given: str) -> str:
     return given
 
 
-def release(given: str) -> str:
+def engine_release(given: str) -> str:
     """Of an engine: 0.32.0, or llama.cpp's b6000."""
     if not _RELEASE.match(given):
         raise BadInput(f"'{given}' is no release of an engine, such as 0.32.0")
@@ -43,6 +44,16 @@ def variable_name(given: str) -> str:
         raise BadInput(
             "takes the name of an environment variable that holds the key, such as BACKEND_API_KEY, not the key"
         )
+    return given
+
+
+def command(given: str) -> str:
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise BadInput(f"is no command: {error}") from None
+    if not words[0]:
+        raise BadInput("is no command: its first word is empty")
     return given
 
 
