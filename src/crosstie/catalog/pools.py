@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.acceptance import parse_speculation
-from crosstie.catalog.addresses import BY_NAME, ON_SOCKET, base_urls, is_found
+from crosstie.catalog.addresses import BY_NAME, ON_SOCKET, base_urls, is_found, read_endpoints
 from crosstie.catalog.classes import look_up
-from crosstie.catalog.engine_knowledge import read_endpoints
 from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
