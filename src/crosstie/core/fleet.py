@@ -36,7 +36,7 @@ _Path = Annotated[str, BesideFile()]
 _ModelName = Annotated[str, Form(model_name)]
 _FLAT = Flat()
 Modality = Literal["text", "image", "audio", "video"]
-MODALITIES: tuple[str, ...] = get_args(Modality)
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
 
 Policy = Literal["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]
 
