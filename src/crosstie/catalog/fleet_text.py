@@ -92,7 +92,6 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
     of_models = pool.loading == "vllm-sleep" or any(host.backends for host in pool.hosts)
     led = pool.apart is not None and pool.apart.is_led
     own: dict[str, Sequence[str]] = {
-        "apart": _apart(pool.apart) if pool.apart else [],
         "adapters": _list("adapters", [_inline(adapter) for adapter in pool.adapters]),
         "backends": []
         if of_models or led
@@ -116,7 +115,7 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
         if pool.max_context >= UNLIMITED_CONTEXT:
             own["max_context"] = []
     if pool.apart:
-        own["parallelism"] = []
+        own |= {"parallelism": [], "apart": _apart(pool.apart)}
     elif known:
         own["parallelism"] = [f"{part} = {getattr(pool.parallelism, part)}" for part in SPLIT]
     if not known and not pool.usd_per_gpu_hour:
@@ -139,10 +138,7 @@ def _apart(apart: PoolApart) -> list[str]:
     def side(engines: PoolSide) -> str:
         ports = engines.bootstrap_ports
         said = [*ports] if len(set(ports)) > 1 else ports[0] if ports else None
-        own = {
-            "bootstrap_ports": [] if said is None else [f"bootstrap_port = {said}"],
-        }
-        return _inline(engines, own)
+        return _inline(engines, {"bootstrap_ports": [] if said is None else [f"bootstrap_port = {said}"]})
 
     return table_lines(apart, {key: [f"{key} = {side(getattr(apart, key))}"] for key in ("prefill", "decode")})
 
