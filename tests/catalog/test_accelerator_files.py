@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from crosstie.catalog.accelerators import read_accelerator
+from crosstie.catalog.deployments import read_accelerator
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.core.errors import BadData, UnknownName
 from crosstie.perf.estimate import estimate

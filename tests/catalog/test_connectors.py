@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from crosstie.catalog.deployments import read_connectors
 from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.catalog.stacks import read_connectors
 from crosstie.core.errors import BadData, BadInput
 
 

@@ -12,10 +12,9 @@ from hypothesis import given, settings, strategies as st
 from crosstie.catalog.fleet_text import example_fleet_text, fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.pools import MODALITIES
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Adapter, Fleet, Pool, Route, ServedClass, Serving, TokenPrice
+from crosstie.core.fleet import MODALITIES, Adapter, Fleet, Pool, Route, ServedClass, Serving, TokenPrice
 from crosstie.core.workload import Target
 
 SERVE_RANGES: dict[str, tuple[Any, Any]] = {
@@ -251,9 +250,10 @@ def test_weights_are_of_the_fleet_s_own_pools(catalog: Catalog, tmp_path: Path) 
 
 
 def test_a_pool_may_speculate(catalog: Catalog, tmp_path: Path) -> None:
-    said = 'stack = "vllm"\nspeculation = "eagle3:3"\ntext = "coding"\nacceptance = 2.5'
+    said = 'stack = "vllm"\nrelease = "0.32.0"\nspeculation = "eagle3:3"\ntext = "coding"\nacceptance = 2.5'
     got = read_fleet(catalog, fleet_file(tmp_path, changed(('stack = "vllm"', said))))
     assert (got.pools[0].speculation, got.pools[0].text, got.pools[0].acceptance) == ("eagle3:3", "coding", 2.5)
+    assert got.pools[0].release == "0.32.0"
     again = read_fleet(catalog, fleet_file(tmp_path, fleet_text(got)))
     assert again.pools[0] == got.pools[0]
 
@@ -261,6 +261,7 @@ def test_a_pool_may_speculate(catalog: Catalog, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
+        ('release = "newest"', r"pool\[0\].release: 'newest' is no release of an engine"),
         ('speculation = "mtp:3"', r"pool\[0\].speculation.*llama-3.1-8b has no prediction layer"),
         ('speculation = "magic"', r"pool\[0\].speculation.*must be one of mtp"),
         ('speculation = "eagle3:3"\ntext = "verse"', r"pool\[0\].speculation.*verse"),

@@ -109,7 +109,7 @@ def test_a_plan_without_addresses(tmp_path: Path) -> None:
         (SLEEPING, ("hosts = [\n", 'model = "qwen3-8b"\nhosts = [\n'), "pool[0].model", "entries of hosts"),
         (SLEEPING, ("hosts = [\n", 'served_as = "q"\nhosts = [\n'), "pool[0].served_as", "entries of hosts"),
         (SLEEPING, ("llama-3.1-8b", "llama-9"), "pool[0].hosts[0].model", "unknown model"),
-        (SLEEPING, ("qwen3-32b", "llama-3.1-8b"), "pool[0].hosts[1].model", "hosts[0] already"),
+        (SLEEPING, ("qwen3-32b", "llama-3.1-8b"), "pool[0].hosts[1].model", "is there twice"),
         (SLEEPING, ("pinned = true", 'pinned = "yes"'), "pool[0].hosts[0].pinned", "neither true nor false"),
         (SLEEPING, ("pinned = true", "pined = true"), "pool[0].hosts[0].pined", "pinned"),
         (SLEEPING, ("memory_gib = 20", "memory_gib = 0"), "pool[0].hosts[0].memory_gib", "must be"),

@@ -9,8 +9,7 @@ import pytest
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.library import SHIPPED, Catalog, spellings
-from crosstie.catalog.models import model_file_text, read_model_file, read_model_path
-from crosstie.catalog.names import shorter_names
+from crosstie.catalog.models import model_file_text, read_model_file, read_model_path, shorter_names
 from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model
 

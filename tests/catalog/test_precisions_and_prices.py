@@ -91,7 +91,7 @@ def test_a_partial_file_of_constants_overrides_what_it_has(tmp_path: Path) -> No
     [
         ("group = 0", "mine.group: 0 must be a whole number from 1 to 1,000,000"),
         ("element_bits = nan", "mine.element_bits: nan must be a number from 1 to 64"),
-        ('runs_as = ["fp3"]', "mine.runs_as: 'fp3' is not one of fp32, bf16"),
+        ('runs_as = ["fp3"]', r"mine.runs_as\[0\]: 'fp3' is not one of fp32, bf16"),
         ("runs_as = []", "mine.runs_as: must be one or more"),
         ('date = "2026-99"', "not a date"),
         ("colour = 1", "mine.colour: unknown key"),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from crosstie.catalog.benchmarks import BenchmarkSettings, Protocols, read_datasets, read_rules
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import BenchmarkSettings, Protocols, read_datasets, read_rules
 from crosstie.core.errors import BadData
 
 SOURCES = '[sources]\nme = { ref = "my notes", date = "2026-11-15" }\n'

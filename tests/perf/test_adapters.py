@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.popularity import missing_share, most_in_flight, zipf
+from crosstie.catalog.lora import missing_share, most_in_flight, zipf
 from crosstie.core.deployment import Adapters, Deployment, Parallelism
-from crosstie.perf.adapters import gpu_adapter_bytes
 from crosstie.perf.hardware import Hardware
-from crosstie.perf.memory import memory_plan
+from crosstie.perf.memory import gpu_adapter_bytes, memory_plan
 from crosstie.perf.steady_state import steady_state
 
 

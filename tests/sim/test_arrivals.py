@@ -4,17 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.sim.open_traffic import Arrival, simulate
 
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment, Parallelism
-from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import shape, step_s
 from crosstie.perf.tabulated import StepTimes
-from crosstie.sim.arrivals import Arrival, simulate
 
 CATALOG = Catalog([], calibration=empty())
 
@@ -201,11 +200,3 @@ def test_attention_replicas_take_prompts_side_by_side() -> None:
     assert four.max() < 2.0 * one.max(), "one prompt for each replica goes in one step"
     assert eight.max() > 1.5 * four.max(), "a second one waits for the next"
     assert eight.min() == pytest.approx(four.min())
-
-
-def test_nothing_to_simulate_and_pipelines_are_refused() -> None:
-    with pytest.raises(BadInput, match="no request"):
-        simulate(SMALL, [])
-    staged = replica("llama-3.3-70b", "mi300x", "vllm", Parallelism(tp=2, pp=2))
-    with pytest.raises(BadInput, match="pipelines are not simulated"):
-        simulate(staged, [Arrival(0.0, 10, 10)])

@@ -6,13 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 from tests.perf.test_disaggregated import service, side
+from tests.sim.open_traffic import Arrival, simulate
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.perf.disaggregated import Sides, disaggregated_state
-from crosstie.sim.arrivals import Arrival
-from crosstie.sim.disaggregated import DisaggregatedEngine, simulate_apart
+from crosstie.sim.disaggregated import DisaggregatedEngine
 
 
 def loop(one: Disaggregated, clients: int, inputs: int, outputs: int, rounds: int = 8) -> tuple[float, float, float]:
@@ -84,7 +84,7 @@ def test_open_traffic_is_met(catalog: Catalog) -> None:
     loops = disaggregated_state(Sides([one]), np.geomspace(1, 3000, 300), 4000, 200)
     rate = 0.7 * float(loops.requests_per_s[0, -1])
     arrivals = np.cumsum(draw.exponential(1 / rate, 1500))
-    found = simulate_apart(one, [Arrival(float(at), 4000, 200) for at in arrivals])
+    found = simulate(one, [Arrival(float(at), 4000, 200) for at in arrivals])
     # So many clients that what one of them takes no part in is next to nothing.
     same = int(np.searchsorted(loops.requests_per_s[0], rate))
     assert np.mean(found.ttft_s[300:]) == pytest.approx(float(loops.ttft_s[0, same]), rel=0.25)
@@ -142,7 +142,7 @@ def test_a_full_decode_side_keeps_requests_out_where_the_connector_has_them_wait
         small = msgspec.structs.replace(one.decode.stack.max_sequences, value=8.0)
         stack = msgspec.structs.replace(one.decode.stack, max_sequences=small)
         few = msgspec.structs.replace(one.decode, stack=stack)
-        held = simulate_apart(msgspec.structs.replace(one, decode=few), [Arrival(0.0, 500, 200)] * 32)
+        held = simulate(msgspec.structs.replace(one, decode=few), [Arrival(0.0, 500, 200)] * 32)
         return float(np.max(held.ttft_s)), float(np.nanmax(held.tpot_s))
 
     before, after = waits("sglang-mooncake"), waits("tensorrt-llm")
@@ -157,5 +157,3 @@ def test_bad_requests_are_refused(catalog: Catalog) -> None:
         engine.add("one", 10, 10, 0.0)
     with pytest.raises(BadInput, match="must be at least 1"):
         engine.add("two", 0, 10, 0.0)
-    with pytest.raises(BadInput, match="no request to simulate"):
-        simulate_apart(service(catalog), [])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 import msgspec
 
@@ -17,12 +17,18 @@ from crosstie.catalog.reading import cell_number, read_records, read_rows, sourc
 from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.fact import Basis
 from crosstie.core.model import Model
-from crosstie.core.speculation import DEEPEST, METHODS, Method, Speculation, by_position, constant_acceptance
+from crosstie.core.speculation import (
+    DEEPEST,
+    METHODS,
+    TEXTS,
+    Method,
+    Speculation,
+    Text,
+    by_position,
+    constant_acceptance,
+)
 
 COLUMNS = ("model", "method", "text", "lengths", "low", "high", "basis", "date", "source", "note")
-# random: prompts of random words, as benchmarks send them.
-Text = Literal["chat", "coding", "math", "random"]
-TEXTS: tuple[str, ...] = get_args(Text)
 # The way of not speculating, where ways are listed.
 NO_SPECULATION = "none"
 # Depths that recipes of engines have: one at high load, three at low.

@@ -1,12 +1,13 @@
-"""Where backends answer: base URLs as fleet files have them, in their one normal form."""
+"""Where backends answer, as base URLs in their one normal form; and where engines tell what their caches hold."""
 
 import ipaddress
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from crosstie.catalog.kube import KUBE, read_source
-from crosstie.catalog.reading import texts
+from crosstie.catalog.reading import text, texts
 from crosstie.core.errors import BadData
 
 _HOST = re.compile(r"^[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9_])?\.?$")
@@ -89,3 +90,37 @@ def _host(file: Path, where: str, host: str) -> str:
     if numeric or not _HOST.match(host):
         raise BadData(file, where, f"'{host}' is no host: letters, digits, dots and dashes, or an IP address")
     return host
+
+
+HOST = "{host}"
+
+
+def read_endpoints(file: Path, where: str, raw: dict[str, Any], replicas: int) -> dict[str, Any]:
+    given = [key for key in ("kv_events", "kv_replay") if key in raw]
+    return {key: _endpoints(file, f"{where}.{key}", raw[key], replicas) for key in given}
+
+
+def _endpoints(file: Path, where: str, raw: object, replicas: int) -> tuple[str, ...]:
+    given = (text(file, where, raw),) if isinstance(raw, str) else texts(file, where, raw)
+    if not given:
+        raise BadData(file, where, "is empty: leave it out, or give an address")
+    for address in given:
+        rest = address.removeprefix("tcp://")
+        host, colon, port = rest.rpartition(":")
+        is_tcp = rest != address and host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536
+        if not is_tcp and not (address.startswith("ipc://") and len(address) > len("ipc://")):
+            raise BadData(file, where, f"'{address}' is no address such as tcp://{HOST}:5557")
+    if replicas > 1 and len(given) == 1 and HOST not in given[0]:
+        reason = f"one address for {replicas} backends: write {HOST} in it for each backend's own, or a list of them"
+        raise BadData(file, where, reason)
+    if len(given) > 1 and replicas and len(given) != replicas:
+        raise BadData(file, where, f"{len(given)} addresses for {replicas} backends: one for each, or one with {HOST}")
+    return given
+
+
+def endpoint(given: tuple[str, ...], index: int, host: str) -> str | None:
+    """Of a pool's replica by its place among its backends; None: it has none."""
+    if not given:
+        return None
+    address = given[0] if len(given) == 1 else given[index] if index < len(given) else ""
+    return address.replace(HOST, f"[{host}]" if ":" in host else host) or None

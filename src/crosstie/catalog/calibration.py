@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from crosstie.catalog.posterior import Posterior
+from crosstie.catalog.reading import read_toml
 from crosstie.catalog.writing import json_rows
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadData
@@ -89,67 +90,13 @@ class Level:
         return (constant in DRAFTING) == bool({"speculative", "both"} & set(self.words))
 
 
-# What engines share moves little and what a model brings moves much: with these widths, models that are left
-# out of the fit are predicted best (docs/accuracy.md has the others that were tried).
-_SHARED, _MODEL, _OCCASION, _GAIN = 0.08, 0.2, 0.1, 0.05
-
-LEVELS = (
-    Level((), 0.2),
-    Level(("family",), _SHARED),
-    Level(("accelerator",), _SHARED),
-    Level(("stack",), _SHARED),
-    Level(("stack", "family"), _SHARED),
-    Level(("stack", "accelerator"), _SHARED),
-    Level(("bits",), _SHARED),
-    Level(("stack", "bits"), _SHARED),
-    Level(("stack", "bits", "accelerator"), _SHARED),
-    Level(("kind",), _SHARED),
-    Level(("stack", "kind"), _SHARED),
-    Level(("stack", "kind", "bits", "accelerator"), _SHARED),
-    Level(("model",), _MODEL),
-    Level(("stack", "model"), _MODEL),
-    Level(("stack", "model", "bits", "accelerator"), _MODEL),
-    Level(("stack", "layout"), _OCCASION),
-    Level(("stack", "layout", "bits", "accelerator"), _OCCASION),
-    Level(("stack", "release"), _OCCASION),
-    Level(("stack", "release", "kind", "bits", "accelerator"), _OCCASION),
-    Level(("since",), _GAIN),
-    Level(("stack", "since"), _GAIN),
-    # What two publishers do differently with the same software: an estimate of somebody's own machine has no part of
-    # it, and its interval holds how far such parts vary.
-    Level(("stack", "source"), _OCCASION),
-    Level(("stack", "source", "kind", "bits", "accelerator"), _OCCASION),
-    Level(("stack", "campaign"), _OCCASION),
-    Level(("stack", "campaign", "model"), _OCCASION),
-)
+def _levels(rows: list[dict[str, Any]]) -> tuple[Level, ...]:
+    return tuple(Level(tuple(row["words"]), row["width"]) for row in rows)
 
 
-# What speculation and disaggregation change beyond what plain serving says: fitted in this order, each to
-# what those before leave. Speculation changes the cost of drafts and of verifying them, and nothing else (DRAFTING),
-# which differs more between engines than a rate does.
-_DRAFTS = 0.4
-
-
-def _mode_levels(word: str, width: float, each: float) -> tuple[Level, ...]:
-    return (
-        Level((word,), width),
-        Level((word, "family"), each),
-        Level((word, "stack"), each),
-        Level((word, "stack", "accelerator"), each),
-        Level((word, "model"), each),
-        Level((word, "stack", "model", "bits", "accelerator"), each),
-        Level((word, "layout", "stack"), each),
-        Level((word, "source", "stack"), each),
-        Level((word, "source", "stack", "model", "accelerator"), each),
-    )
-
-
-MODE_LEVELS = {
-    "speculative": (*_mode_levels("speculative", _DRAFTS, _DRAFTS), Level(("speculative", "stack", "family"), _DRAFTS)),
-    "apart": _mode_levels("apart", 0.15, _OCCASION),
-    "speculative and apart": _mode_levels("both", _DRAFTS, _DRAFTS),
-}
-
+_DATA = read_toml(Path(__file__).parent / "data" / "levels.toml")
+LEVELS = _levels(_DATA["serving"])
+MODE_LEVELS = {mode: _levels(rows) for mode, rows in _DATA["modes"].items()}
 ALL_LEVELS = (*LEVELS, *(level for levels in MODE_LEVELS.values() for level in levels))
 
 # Software gets faster with time. What it gained since each of these counts for everything measured later, so that an

@@ -12,8 +12,8 @@ import numpy as np
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.lora import lora_note, read_lora
-from crosstie.catalog.prefixes import read_prefix, with_prefixes
-from crosstie.catalog.reading import check_unique, number, only_keys, table, text
+from crosstie.catalog.reading import check_unique, in_form, number, only_keys, read_target, table, text
+from crosstie.catalog.reuse import read_prefix, with_prefixes
 from crosstie.catalog.sessions import read_sessions, read_shape, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.catalog.vision import read_images
@@ -25,7 +25,6 @@ _CLASS = {
     "name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms",
     "prefix", "images", "lora", "sessions", "turn_s",
 }  # fmt: skip
-PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # With more classes than this they are diverse enough without being cut at their medians.
 _MANY_CLASSES = 20
 # Requests beyond the model's context that a trace or the tail of a distribution may have; they are cut.
@@ -87,10 +86,10 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
     name = text(file, f"{where}.name", raw.get("name"))
     if not _NAME.match(name):
         raise BadData(file, f"{where}.name", "must begin with a letter or digit and have at most 60 characters")
-    asked = text(file, f"{where}.model", raw.get("model"))
-    model = look_up(file, f"{where}.model", lambda: reader.catalog.model(asked))
-    ttft = read_target(file, f"{where}.ttft_ms", raw.get("ttft_ms"))
-    tpot = read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms"))
+    model = in_form(file, f"{where}.model", raw.get("model"), reader.catalog.model)
+    ttft, tpot = (
+        read_target(file, f"{where}.{key}", raw[key]) if key in raw else None for key in ("ttft_ms", "tpot_ms")
+    )
     if "turn_s" in raw:
         ttft, tpot = _turn(reader, where, name, raw, ttft, model)
     trace: Trace | None = None
@@ -102,10 +101,11 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
         for key in ("input", "output"):
             if key in raw:
                 raise BadData(file, f"{where}.{key}", "the class has a trace, which says its lengths")
-        given = text(file, f"{where}.trace", raw["trace"])
         # A rate of its own makes the trace's times worthless, unless it tells how soon prompts come again.
         timed = "prefix" in raw or not ("share" in raw or "requests_per_s" in raw)
-        trace = look_up(file, f"{where}.trace", lambda: read_trace(find_trace(given, file.parent), times=timed))
+        trace = in_form(
+            file, f"{where}.trace", raw["trace"], lambda given: read_trace(find_trace(given, file.parent), times=timed)
+        )
         inputs, outputs = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
     else:
         inputs = read_lengths(file, f"{where}.input", raw.get("input"))
@@ -158,7 +158,6 @@ def _turn(
     if "tpot_ms" in raw:
         raise BadData(file, at, "says what tpot_ms would: a turn is TTFT and its answer's tokens; give one of them")
     turn = read_target(file, at, raw["turn_s"], thousandths=False)
-    assert turn is not None
     session = table(file, f"{where}.sessions", raw["sessions"])
     outputs = read_shape(file, f"{where}.sessions", session, _context(model)).output
     first_s = ttft.seconds if ttft else _FIRST_TOKEN * turn.seconds
@@ -231,20 +230,6 @@ def _rate(
         raise BadData(file, f"{where}.requests_per_s", "missing: most minutes of the trace have no request")
     reader.notes.append(f"{name}: {rate:.3g} requests/s, the rate that 19 of 20 minutes of its trace do not exceed")
     return rate
-
-
-def read_target(file: Path, where: str, raw: object, thousandths: bool = True) -> Target | None:
-    """In milliseconds, or in seconds."""
-    if raw is None:
-        return None
-    if not isinstance(raw, dict) or len(raw) != 1:
-        raise BadData(file, where, "write the percentile and its milliseconds, such as { p90 = 500 }")
-    only_keys(file, where, raw, set(PERCENTILES))
-    ((key, value),) = raw.items()
-    if not thousandths:
-        return Target(seconds=number(file, f"{where}.{key}", value, 0.01, 1e5), percentile=PERCENTILES[key])
-    milliseconds = number(file, f"{where}.{key}", value, 0.01, 1e8)
-    return Target(seconds=milliseconds / 1e3, percentile=PERCENTILES[key])
 
 
 def look_up(file: Path, where: str, find: Any) -> Any:

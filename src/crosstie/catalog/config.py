@@ -4,27 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from crosstie.catalog.families import IN_OBJECTS, SPELT_APART, WITH_OBJECTS
 from crosstie.catalog.reading import read_json
 from crosstie.core.errors import BadData
 
 # No model has a dimension beyond this; a larger one is a slip, and would take forever to count.
 _MOST = 10**8
-
-
-# Families that keep the numbers of a layer in objects, and spell the others apart: transformers' attribute_map and
-# configuration_dbrx.py, configuration_mpt.py.
-_SPELT_APART = {
-    "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
-    "max_seq_len": "max_position_embeddings",
-}  # fmt: skip
-_IN_OBJECTS = {
-    "attn_config": {"kv_n_heads": "num_key_value_heads", "sliding_window_size": "sliding_window", "alibi": "alibi"},
-    "ffn_config": {
-        "ffn_hidden_size": "moe_intermediate_size", "moe_num_experts": "num_experts",
-        "moe_top_k": "num_experts_per_tok",
-    },
-}  # fmt: skip
-_WITH_OBJECTS = ("dbrx", "mpt")
 
 
 class Config:
@@ -33,7 +18,7 @@ class Config:
     def __init__(self, raw: Mapping[str, Any], file: Path | str, prefix: str = ""):
         self.file, self.prefix = file, prefix
         self.nested = False
-        if raw.get("model_type") in _WITH_OBJECTS:
+        if raw.get("model_type") in WITH_OBJECTS:
             raw = self._usual_keys(raw)
         if raw.get("compress_rates") is not None:
             raw = self._in_numbers(raw)
@@ -136,8 +121,8 @@ class Config:
 
     def _usual_keys(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The same in the keys that others use, so that one reader serves all."""
-        usual = {_SPELT_APART.get(key, key): value for key, value in raw.items() if key not in _IN_OBJECTS}
-        for key, names in _IN_OBJECTS.items():
+        usual = {SPELT_APART.get(key, key): value for key, value in raw.items() if key not in IN_OBJECTS}
+        for key, names in IN_OBJECTS.items():
             own = self.object(key, raw.get(key) or {})
             usual |= {names[name]: value for name, value in own.items() if name in names and value not in (None, -1)}
         return usual

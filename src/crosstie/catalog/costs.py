@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, only_keys, read_facts, sourced_file, table
+from crosstie.catalog.reading import Sources, only_keys, read_facts, read_toml, sourced_file, table
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact, Quantity
@@ -23,27 +23,10 @@ class Ranged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _spec(unit: str, low: float, high: float, meaning: str) -> Quantity:
-    """Bounds in the unit that the key names, since the file and the user write it so."""
     return Quantity(UNITS[unit].dimension, low * UNITS[unit].si, high * UNITS[unit].si, meaning)
 
 
-# Every key carries its unit, so that `--set usd_per_kwh=0.09` needs no manual.
-COSTS: dict[str, Quantity] = {
-    "pue": _spec("ratio", 1.0, 3.0, "power of the whole site over that of the IT equipment"),
-    "usd_per_kwh": _spec("USD/kWh", 0.0, 1.0, "price of electricity"),
-    "hosting_usd_per_kw_month": _spec("USD/kW-month", 0.0, 1e3, "space, feed and cooling plant, without electricity"),
-    "server_usd_per_gpu": _spec("USD", 0.0, 1e5, "chassis, CPUs, memory, disks and network cards, for each GPU"),
-    "network_usd_per_gpu": _spec("USD", 0.0, 1e5, "switches, optics and cables, for each GPU"),
-    "support_per_year": _spec("1/year", 0.0, 0.5, "support and spares, share of all hardware's price"),
-    "capital_per_year": _spec("1/year", 0.0, 0.5, "cost of the money that is tied up in hardware"),
-    "life_years": _spec("year", 1.0, 15.0, "years over which hardware loses its value"),
-    "residual_fraction": _spec("fraction", 0.0, 0.9, "share of its price that hardware still fetches after its life"),
-    "server_watts_per_gpu": _spec("W", 0.0, 5000.0, "power of server and network for each GPU, beyond the GPU's own"),
-    "mean_power_fraction": _spec("fraction", 0.05, 1.0, "mean power over the rated"),
-    "engineer_usd_per_year": _spec("USD/person-year", 0.0, 5e6, "what one engineer costs the employer"),
-    "utilisation": _spec("fraction", 0.01, 1.0, "mean output over that of the operating point"),
-}
-
+COSTS = {key: _spec(**row) for key, row in read_toml(Path(__file__).parent / "data" / "cost_keys.toml").items()}
 
 # What differs for cards that stand in somebody's workstation: these keys are in the table of that name too.
 WORKSTATION = "workstation"

@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.classes import PERCENTILES
 from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import UNLIMITED_CONTEXT, USUAL_KV
+from crosstie.catalog.reading import PERCENTILES, file_key
 from crosstie.catalog.writing import toml_key, toml_value
-from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import SPLIT, Fleet, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
 from crosstie.core.workload import Target
 
@@ -54,8 +53,11 @@ def table_lines(given: msgspec.Struct, own: Mapping[str, Sequence[str]] = {}) ->
         value = getattr(given, field.name)
         if field.name in own:
             lines += own[field.name]
+        elif isinstance(value, msgspec.Struct) and not isinstance(value, Target):
+            # Its keys stand in the same table.
+            lines += table_lines(value)
         elif value is not None and (field.required or value != _default(field)):
-            lines.append(f"{field.encode_name} = {_value(value)}")
+            lines.append(f"{file_key(field)} = {_value(value)}")
     return lines
 
 
@@ -90,11 +92,6 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
     of_models = pool.loading == "vllm-sleep" or any(host.backends for host in pool.hosts)
     led = pool.apart is not None and pool.apart.is_led
     own: dict[str, Sequence[str]] = {
-        "parallelism": [] if pool.apart else _split(pool.parallelism, least=0 if known else 1),
-        "apart": _apart(pool.apart) if pool.apart else [],
-        "kv_format": [f"kv = {toml_value(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else [],
-        "token_price": table_lines(pool.token_price) if pool.token_price else [],
-        "reach": table_lines(pool.reach),
         "adapters": _list("adapters", [_inline(adapter) for adapter in pool.adapters]),
         "backends": []
         if of_models or led
@@ -117,18 +114,19 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
         own["model"] = []
         if pool.max_context >= UNLIMITED_CONTEXT:
             own["max_context"] = []
+    if pool.apart:
+        own |= {"parallelism": [], "apart": _apart(pool.apart)}
+    elif known:
+        own["parallelism"] = [f"{part} = {getattr(pool.parallelism, part)}" for part in SPLIT]
     if not known and not pool.usd_per_gpu_hour:
         own["usd_per_gpu_hour"] = []
+    if not known and pool.kv_format == USUAL_KV:
+        own["kv_format"] = []
     return table_lines(pool, own)
 
 
 def _list(key: str, entries: Sequence[str], hint: str = "") -> list[str]:
     return [f"{key} = [", *(f"  {entry},{hint}" for entry in entries), "]"] if entries else []
-
-
-def _split(parallelism: Parallelism, least: int) -> list[str]:
-    parts = {part: getattr(parallelism, part) for part in SPLIT}
-    return [f"{part} = {ranks}" for part, ranks in parts.items() if ranks > least]
 
 
 def _written(backends: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,11 +138,7 @@ def _apart(apart: PoolApart) -> list[str]:
     def side(engines: PoolSide) -> str:
         ports = engines.bootstrap_ports
         said = [*ports] if len(set(ports)) > 1 else ports[0] if ports else None
-        own = {
-            "parallelism": _split(engines.parallelism, least=1),
-            "bootstrap_ports": [] if said is None else [f"bootstrap_port = {said}"],
-        }
-        return _inline(engines, own)
+        return _inline(engines, {"bootstrap_ports": [] if said is None else [f"bootstrap_port = {said}"]})
 
     return table_lines(apart, {key: [f"{key} = {side(getattr(apart, key))}"] for key in ("prefill", "decode")})
 
@@ -156,8 +150,6 @@ def _class(served: ServedClass) -> list[str]:
             key: [f"{key} = {_number(getattr(served, key))}"]
             for key in ("requests_per_s", "input_tokens", "output_tokens")
         },
-        "ttft": _target_line("ttft_ms", served.ttft),
-        "tpot": _target_line("tpot_ms", served.tpot),
         "routes": [
             "routes = [",
             *(f"  {_inline(route, {'share': [f'share = {_number(route.share)}']})}," for route in served.routes),
@@ -167,14 +159,10 @@ def _class(served: ServedClass) -> list[str]:
     return table_lines(served, own)
 
 
-def _target_line(key: str, target: Target | None) -> list[str]:
-    if target is None:
-        return []
-    percentile = next(name for name, share in PERCENTILES.items() if share == target.percentile)
-    return [f"{key} = {{ {percentile} = {_number(target.seconds * 1e3)} }}"]
-
-
 def _value(value: object) -> str:
+    if isinstance(value, Target):
+        percentile = next(name for name, share in PERCENTILES.items() if share == value.percentile)
+        return f"{{ {percentile} = {_number(value.seconds * 1e3)} }}"
     return _number(value) if isinstance(value, float) else toml_value(value)
 
 

@@ -6,43 +6,38 @@ A slip fails here, with the file and the key, and not when the first request mee
 import math
 import re
 from collections.abc import Iterable
-from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 
-from crosstie.catalog.classes import read_target
 from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import (
+    check_keys,
     check_unique,
     date,
-    one_of,
+    in_form,
     only_keys,
     optional_text,
+    path_beside,
     read_record,
     read_toml,
     read_value,
-    read_values,
     table,
     text,
 )
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
 from crosstie.core.fleet import ASYMMETRIC, Fleet, JwtIdentity, Policy, Pool, Route, ServedClass, Serving, SharedState
+from crosstie.core.forms import https_url
 
 FORMAT = 1
 _KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks", "serve", "state", "jwt", "pool", "class"}
-_CLASS = {"name", "model", "requests_per_s", "input_tokens", "output_tokens", "ttft_ms", "tpot_ms", "routes"}
 # A password written out, as user:password@ or as ?password=; ${VARIABLE} in its place is fine.
 _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
-# As browsers send it: nothing after the port.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
 # Shares are written to six digits, and people write 0.33 three times.
 _SHARES_MISS = 0.01
-_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def read_fleet(catalog: Catalog, file: Path) -> Fleet:
@@ -172,7 +167,7 @@ def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
 def _class(
     catalog: Catalog, file: Path, where: str, raw: dict[str, Any], pools: tuple[Pool, ...], models: dict[str, str]
 ) -> ServedClass:
-    only_keys(file, where, raw, _CLASS)
+    check_keys(file, where, raw, ServedClass)
     name = text(file, f"{where}.name", raw.get("name"))
     model = _served_model(catalog, file, f"{where}.model", text(file, f"{where}.model", raw.get("model")), models)
     named = {pool.name: pool for pool in pools}
@@ -181,14 +176,7 @@ def _class(
         for i, entry in enumerate(_many(file, f"{where}.routes", raw.get("routes", [])))
     )
     _check_shares(file, f"{where}.routes", name, routes)
-    return ServedClass(
-        name=name,
-        model=model,
-        ttft=read_target(file, f"{where}.ttft_ms", raw.get("ttft_ms")),
-        tpot=read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms")),
-        routes=routes,
-        **read_values(file, where, raw, ServedClass, ("requests_per_s", "input_tokens", "output_tokens")),
-    )
+    return read_record(file, where, raw, ServedClass, model=model, routes=routes)
 
 
 def _served_model(catalog: Catalog, file: Path, where: str, asked: str, models: dict[str, str]) -> str:
@@ -264,14 +252,6 @@ def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
     if serving.default_class is not None and serving.default_class not in classes:
         known = f"there are {', '.join(classes)}" if classes else "there are none"
         raise BadData(file, "serve.default_class", f"'{serving.default_class}' is no class of this file; {known}")
-    for index, proxy in enumerate(serving.trusted_proxies):
-        try:
-            ip_network(proxy, strict=False)
-        except ValueError:
-            raise BadData(file, f"serve.trusted_proxies[{index}]", f"'{proxy}' is no address and no network") from None
-    for index, origin in enumerate(serving.cors_origins):
-        if origin != "*" and not _ORIGIN.fullmatch(origin):
-            raise BadData(file, f"serve.cors_origins[{index}]", f"'{origin}' is neither '*' nor as https://example.com")
     return serving
 
 
@@ -288,9 +268,7 @@ def _state(file: Path, raw: object) -> SharedState:
         if "://" in store and not store.startswith(("postgresql://", "postgres://", "sqlite://")):
             raise BadData(file, "state.store", "is neither a file's name nor postgresql://..., nor ${VARIABLE}")
         if "://" not in store and not store.startswith("${"):
-            # A file's name is meant from where the fleet file lies, wherever the command was given and wherever a copy
-            # of the fleet is written to.
-            store = str(file.parent.absolute() / Path(store).expanduser())
+            store = path_beside(file, store)
     for key in ("store", "redis"):
         if _PASSWORD.search(getattr(state, key) or ""):
             # Not repeated: it would be in logs.
@@ -311,28 +289,12 @@ def read_jwt(file: Path, raw: object, *, keys: bool) -> JwtIdentity | None:
     identity = read_record(file, "jwt", entry, JwtIdentity)
     if not identity.audience:
         raise BadData(file, "jwt.audience", "is empty: tokens for anybody would be taken")
-    _check_url(file, "jwt.issuer", identity.issuer)
-    if identity.jwks is not None and "://" in identity.jwks:
-        _check_url(file, "jwt.jwks", identity.jwks)
     if not identity.algorithms:
         raise BadData(file, "jwt.algorithms", f"is empty; known: {', '.join(ASYMMETRIC)}")
-    for index, name in enumerate(identity.algorithms):
-        # Neither none nor a shared secret: whoever can verify those can make them.
-        one_of(file, f"jwt.algorithms[{index}]", name, ASYMMETRIC)
     if identity.teams and identity.team_claim is None:
         raise BadData(file, "jwt.teams", "goes with team_claim, which is missing")
-    if identity.jwks is not None and "://" not in identity.jwks:
-        # As that of the store: from where the fleet file lies.
-        place = str(file.parent.absolute() / Path(identity.jwks).expanduser())
-        return read_record(file, "jwt", {**entry, "jwks": place}, JwtIdentity)
+    if identity.jwks is not None:
+        is_url = "://" in identity.jwks
+        place = in_form(file, "jwt.jwks", identity.jwks, https_url) if is_url else path_beside(file, identity.jwks)
+        identity = msgspec.structs.replace(identity, jwks=place)
     return identity
-
-
-def _check_url(file: Path, where: str, url: str) -> None:
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        host = None
-    if host is None or not (parts.scheme == "https" or (parts.scheme == "http" and host in _HERE)):
-        raise BadData(file, where, "is no https address; http is for this machine alone")

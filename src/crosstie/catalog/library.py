@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from crosstie.catalog.accelerators import read_accelerator
 from crosstie.catalog.acceptance import (
     NO_SPECULATION,
     USUAL_DEPTHS,
@@ -24,22 +23,22 @@ from crosstie.catalog.acceptance import (
 from crosstie.catalog.calibration import Calibration, CalibrationSubject, empty, read_calibration, subject_of
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.counterparts import Counterpart, read_counterparts
-from crosstie.catalog.models import read_model_file, read_model_path
-from crosstie.catalog.names import shorter_names
-from crosstie.catalog.power import PowerModel, read_power
-from crosstie.catalog.precision import resolve as resolve_precision
-from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
-from crosstie.catalog.reading import read_toml, text_of
-from crosstie.catalog.releases import in_force
-from crosstie.catalog.signals import Signal, read_signals
-from crosstie.catalog.stacks import (
+from crosstie.catalog.deployments import (
     merge_efficiency,
+    read_accelerator,
     read_connectors,
     read_efficiency,
     read_formats,
     read_stack,
     resolve_efficiency,
 )
+from crosstie.catalog.models import read_model_file, read_model_path, shorter_names
+from crosstie.catalog.power import PowerModel, read_power
+from crosstie.catalog.precision import resolve as resolve_precision
+from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
+from crosstie.catalog.reading import read_toml, text_of
+from crosstie.catalog.releases import in_force
+from crosstie.catalog.signals import Signal, read_signals
 from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector

@@ -1,11 +1,15 @@
-"""Model files: who the model is, where its config was found, and the config's own keys."""
+"""Model files: who the model is, under which names, where its config was found, and the config's own keys."""
 
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import msgspec
 
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
@@ -101,3 +105,36 @@ def _toml_table(name: str, values: dict[str, Any]) -> list[str]:
     for key, value in values.items():
         lines += _toml_table(f"{name}.{toml_key(key)}", value) if isinstance(value, dict) else []
     return lines
+
+
+_NAMES = Path(__file__).parent / "data" / "names.toml"
+
+
+class Suffixes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    trained: tuple[str, ...]
+    # A pattern.
+    dated: str
+    # The precision that each stands for.
+    stored: dict[str, str]
+    # Names that end like others and are models of their own, and why.
+    apart: dict[str, str]
+
+
+@cache
+def shipped_suffixes() -> Suffixes:
+    return msgspec.convert(read_toml(_NAMES), Suffixes)
+
+
+def shorter_names(name: str) -> Iterator[tuple[str, str]]:
+    """The name with ever more of its ends taken off, without its owner, and the precision that these named."""
+    known = shipped_suffixes()
+    left, precision = name.rpartition("/")[2].casefold(), ""
+    # Longer ends first: -fp8-kv is one, not -kv behind -fp8.
+    plain = sorted((*known.trained, *known.stored), key=len, reverse=True)
+    while left not in known.apart:
+        dated = re.search(rf"{known.dated}$", left)
+        end = next((suffix for suffix in plain if left.endswith(suffix)), dated[0] if dated else "")
+        if not end or len(end) == len(left):
+            return
+        left, precision = left[: -len(end)], known.stored.get(end, precision)
+        yield left, precision

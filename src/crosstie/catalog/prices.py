@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.reading import cell_number, read_rows
+from crosstie.catalog.reading import cell_number, read_rows, read_toml
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact
 from crosstie.core.units import UNITS
@@ -17,19 +17,7 @@ API_COLUMNS = (
 )  # fmt: skip
 # USD a million tokens: outside of it somebody wrote a price per token or per thousand.
 _API_LOW, _API_HIGH = 0.001, 100.0
-KINDS = {
-    "on-demand": "rent by the hour as the provider publishes it, the median of its offers",
-    "spot": "interruptible rent by the hour as the provider publishes it, the median of its offers",
-    "reserved": "rent by the hour under a contract as the provider publishes it, which does not say how long",
-    "reserved-1-year": "rent by the hour under a contract of one year as the provider publishes it",
-    "reserved-3-years": "rent by the hour under a contract of three years as the provider publishes it",
-    "quoted": "rent by the hour as somebody else quotes it",
-    "modelled-3-years": "rent by the hour under a three-year contract, as an analyst models it; no seller asks it",
-    "own-hyperscaler": "all-in cost by the hour of a hyperscaler that owns it, as an analyst models it",
-    "own-neocloud": "all-in cost by the hour of a GPU cloud that owns it, as an analyst models it",
-    "purchase": "price of one accelerator",
-    "purchase-with-server": "price of one accelerator with its share of a server: processors, memory, network cards",
-}
+KINDS: dict[str, str] = read_toml(Path(__file__).parent / "data" / "price_kinds.toml")
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):

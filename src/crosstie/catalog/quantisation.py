@@ -8,54 +8,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.config import Config
+from crosstie.catalog.reading import read_toml
 from crosstie.core.errors import BadData
 from crosstie.core.model import ATTENTION_ROLES, LINEAR_ROLES, ROLES
 
 # What a checkpoint stores of a role: format id -> share of the layers.
 Shares = dict[str, float]
 
-# Module names of each role inside a layer, as the families spell them.
-_EXPERT = ("mlp.experts.0.{}", "block_sparse_moe.experts.0.{}", "feed_forward.experts.{}")
-_SHARED = ("mlp.shared_experts.{}", "mlp.shared_expert.{}", "feed_forward.shared_expert.{}")
-_MODULES: dict[str, tuple[str, ...]] = {
-    "attention": (
-        "self_attn.q_proj",
-        "self_attn.qkv_proj",
-        "self_attn.q_a_proj",
-        "self_attn.q_b_proj",
-        "self_attn.kv_a_proj_with_mqa",
-        "self_attention.query_key_value",
-        "attn.c_attn",
-    ),
-    "key": ("self_attn.k_proj", "self_attn.qkv_proj"),
-    "value": ("self_attn.v_proj", "self_attn.qkv_proj", "self_attn.kv_b_proj"),
-    "output": ("self_attn.o_proj",),
-    "mlp": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj", "feed_forward.gate_proj"),
-    "mlp_down": ("mlp.down_proj", "feed_forward.down_proj"),
-    "shared": tuple(name.format("gate_proj") for name in _SHARED),
-    "shared_down": tuple(name.format("down_proj") for name in _SHARED),
-    "experts": (*(name.format("gate_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w1"),
-    "experts_down": (*(name.format("down_proj") for name in _EXPERT), "block_sparse_moe.experts.0.w2"),
-}
-# What linear attention calls its projections instead.
-_LINEAR = {
-    "attention": ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv", "mamba.in_proj", "mixer.in_proj"),
-    "output": ("linear_attn.out_proj", "mamba.out_proj", "mixer.out_proj"),
-}
-_PREFIXES = ("model.layers.{}.", "language_model.model.layers.{}.", "model.language_model.layers.{}.")
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+# Module names of each role inside a layer, what linear attention has instead, and words of the settings.
+_DATA: dict[str, Any] = read_toml(Path(__file__).parent / "data" / "quantisation.toml")
 _METHODS = "fp8, fbgemm_fp8, compressed-tensors, modelopt, mxfp4, awq, gptq, quark, bitsandbytes"
-_MODELOPT = {
-    "NVFP4": "nvfp4",
-    "W4A16_NVFP4": "nvfp4",
-    "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8-channel",
-    "FP8_PB_WO": "fp8-block",
-}
-_IGNORED = ("ignore", "modules_to_not_convert", "ignored_layers", "exclude_modules", "exclude")
 
 Pattern = re.Pattern[str]
 
@@ -71,9 +37,10 @@ class Names:
 def native_formats(config: Config, layers: Sequence[Names]) -> tuple[dict[str, Shares], str]:
     """Role -> shares of formats, and the name of the checkpoint's precision."""
     dtype = str(config.get_outer("torch_dtype") or config.get_outer("dtype") or "bfloat16").removeprefix("torch.")
-    if dtype not in _DTYPES:
-        raise config.bad("torch_dtype", f"'{dtype}' is not one of {', '.join(_DTYPES)}")
-    base = _DTYPES[dtype]
+    dtypes: dict[str, str] = _DATA["dtypes"]
+    if dtype not in dtypes:
+        raise config.bad("torch_dtype", f"'{dtype}' is not one of {', '.join(dtypes)}")
+    base = dtypes[dtype]
     by_role: dict[str, Shares] = {role: {base: 1.0} for role in ROLES}
     name = base
     quantisation = config.get_outer("quantization_config") or config.get_outer("compression_config")
@@ -114,8 +81,8 @@ def _quantise(
 
 
 def _names(role: str, layer: int, linear: bool) -> list[str]:
-    modules = _LINEAR.get(role, ()) if linear and role in ATTENTION_ROLES else _MODULES[role]
-    return [prefix.format(layer) + module for prefix in _PREFIXES for module in modules]
+    modules = _DATA["linear"].get(role, ()) if linear and role in ATTENTION_ROLES else _DATA["modules"][role]
+    return [prefix.format(layer) + module for prefix in _DATA["prefixes"] for module in modules]
 
 
 def _stored(names: list[str], groups: list[tuple[Pattern | None, str]], kept: list[Pattern], base: str) -> str:
@@ -197,9 +164,10 @@ def _by_block(config: Config, block: object) -> str:
 
 def _modelopt(config: Config, quantisation: Mapping[str, Any]) -> str:
     algorithm = str(quantisation.get("quant_algo", "")).upper()
-    if algorithm not in _MODELOPT:
-        raise config.bad("quantization_config.quant_algo", f"'{algorithm}' is not one of {', '.join(_MODELOPT)}")
-    return _MODELOPT[algorithm]
+    formats: dict[str, str] = _DATA["modelopt"]
+    if algorithm not in formats:
+        raise config.bad("quantization_config.quant_algo", f"'{algorithm}' is not one of {', '.join(formats)}")
+    return formats[algorithm]
 
 
 def _quark(config: Config, quantisation: Mapping[str, Any]) -> str:
@@ -238,7 +206,7 @@ def left_alone(config: Config, quantisation: Mapping[str, Any]) -> list[Pattern]
     overrides = quantisation.get("dynamic")
     named = [
         (key, entry)
-        for key in _IGNORED
+        for key in _DATA["ignored"]
         for entry in _strings(config, f"quantization_config.{key}", quantisation.get(key) or [])
     ]
     named += [("dynamic", f"re:{str(key)[2:]}") for key in overrides] if isinstance(overrides, Mapping) else []

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date as day
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -18,9 +18,25 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from crosstie.core.errors import BadData, CrosstieError, near_names
-from crosstie.core.fact import BASES, Fact, KeyRule, Label, NounKind, NounName, OtherSource, Quantity, Word
+from crosstie.core.fact import (
+    BASES,
+    BesideFile,
+    Fact,
+    FileKey,
+    Flat,
+    Form,
+    KeyRule,
+    Label,
+    NounKind,
+    NounName,
+    OtherSource,
+    Quantity,
+    Word,
+)
 from crosstie.core.units import UNITS, units_of
+from crosstie.core.workload import Target
 
+PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
 # A source in a repository: owner/name@commit, then the path.
 _REVISION = re.compile(r"[\w.-]+/[\w.-]+@([^\s:,;)]*)")
@@ -203,8 +219,11 @@ def whole(file: Path, where: str, raw: object, low: int, high: int) -> int:
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+Found = TypeVar("Found")
 # Of a kind of noun and any name of it, the id; raises CrosstieError.
 Names = Callable[[NounKind, str], str]
+# What the annotation of a field says of it.
+Spec = Quantity | Word | NounName | Form | BesideFile | Flat
 # What fields of a file are read beside: the sources that it cites, or the names of the catalog.
 Beside = Sources | Names | None
 
@@ -215,12 +234,11 @@ def read_record(
     """A table as the struct that has its keys; `read` are those that the caller has read itself.
 
     The struct says what each key may be: types, `msgspec.Meta(ge=..., le=...)`, literals, defaults, further structs,
-    `Quantity` and `Word` of what has a source, `NounName`; and by `rules` which keys go together. Where it has a
-    `source` and a `date` of its own and there are sources, its table cites one.
+    `Quantity` and `Word` of what has a source, `NounName`, `Form`, `BesideFile`, `Flat`; and by `rules` which keys go
+    together. Where it has a `source` and a `date` of its own and there are sources, its table cites one.
     """
     entry = table(file, where, raw)
-    fields, at = _fields(kind), f"{where}." if where else ""
-    known = set(fields)
+    known = keys_of(kind)
     if "file" in known:
         # Where it was read from is no key of it.
         known.remove("file")
@@ -230,16 +248,22 @@ def read_record(
         known.remove("date")
     only_keys(file, where, entry, known)
     check_rules(file, where, entry, getattr(kind, "rules", ()))
-    for key, field in fields.items():
-        if key in read:
-            continue
-        if key in entry:
-            read[key] = read_value(file, f"{at}{key}", entry[key], field.type, beside)
-        elif field.required:
-            spec = _unwrapped(field.type)[1]
-            meaning = f": {spec.meaning}" if isinstance(spec, Quantity | Word) else ""
-            raise BadData(file, f"{at}{key}", f"missing{meaning}")
-    return kind(**read)
+    rest = [name for name in kind.__struct_fields__ if name not in read]
+    return kind(**read, **read_values(file, where, entry, kind, rest, beside))
+
+
+def check_keys(file: Path, where: str, entry: Mapping[str, Any], kind: type[msgspec.Struct]) -> None:
+    """That a table has no keys but those of its struct, and that they go together."""
+    only_keys(file, where, entry, keys_of(kind))
+    check_rules(file, where, entry, getattr(kind, "rules", ()))
+
+
+def keys_of(kind: type[msgspec.Struct]) -> set[str]:
+    """The keys that a table of a file has for a struct."""
+    types = {key: _unwrapped(field.type) for key, field in _fields(kind).items()}
+    return {
+        name for key, (bare, spec) in types.items() for name in (keys_of(bare) if isinstance(spec, Flat) else [key])
+    }
 
 
 def read_records(file: Path, key: str, raw: object, kind: type[Record], beside: Beside = None) -> tuple[Record, ...]:
@@ -247,7 +271,7 @@ def read_records(file: Path, key: str, raw: object, kind: type[Record], beside: 
     if not isinstance(raw, list) or not raw:
         raise BadData(file, key, f"{'is no list of tables' if raw else 'missing'}: write [[{key}]]")
     records = tuple(read_record(file, f"{key}[{i}]", entry, kind, beside) for i, entry in enumerate(raw))
-    for named in {"id", "name"} & set(_fields(kind)):
+    for named in {"id", "name"} & keys_of(kind):
         check_unique(file, key, named, [getattr(record, named) for record in records])
     return records
 
@@ -259,14 +283,25 @@ def check_unique(file: Path, where: str, key: str, names: Sequence[str]) -> None
 
 
 def read_values(
-    file: Path, where: str, raw: dict[str, Any], kind: type[Record], keys: Collection[str]
+    file: Path, where: str, raw: Mapping[str, Any], kind: type[Record], names: Collection[str], beside: Beside = None
 ) -> dict[str, Any]:
-    """These keys of a struct, for a table that has others too; those with a default may be absent."""
-    fields, at = _fields(kind), f"{where}." if where else ""
-    for key in keys:
-        if key not in raw and fields[key].required:
-            raise BadData(file, f"{at}{key}", "missing")
-    return {key: read_value(file, f"{at}{key}", raw[key], fields[key].type) for key in keys if key in raw}
+    """These fields of a struct, for a table that has others too; those with a default may be absent."""
+    values: dict[str, Any] = {}
+    at = f"{where}." if where else ""
+    for key, field in _fields(kind).items():
+        if field.name not in names:
+            continue
+        bare, spec = _unwrapped(field.type)
+        if isinstance(spec, Flat):
+            own = {name: raw[name] for name in keys_of(bare) if name in raw}
+            if own or field.required:
+                values[field.name] = read_record(file, where, own, bare, beside)
+        elif key in raw:
+            values[field.name] = read_value(file, f"{at}{key}", raw[key], field.type, beside)
+        elif field.required:
+            meaning = f": {spec.meaning}" if isinstance(spec, Quantity | Word) else ""
+            raise BadData(file, f"{at}{key}", f"missing{meaning}")
+    return values
 
 
 def read_value(file: Path, where: str, raw: object, kind: Any, beside: Beside = None) -> Any:
@@ -276,30 +311,60 @@ def read_value(file: Path, where: str, raw: object, kind: Any, beside: Beside = 
         return text(file, where, raw)
     outer, inner = get_origin(bare), get_args(bare)
     if isinstance(spec, NounName):
-        return _id_of(file, where, text(file, where, raw), spec, beside)
-    if spec is not None and outer is None:
+        return _id_of(file, where, raw, spec, beside)
+    if isinstance(spec, Form):
+        return in_form(file, where, raw, spec.read)
+    if isinstance(spec, BesideFile):
+        return path_beside(file, text(file, where, raw))
+    if isinstance(spec, Quantity | Word) and outer is None:
         assert isinstance(beside, Sources), "whoever reads facts brings the sources of their file"
         return read_fact(file, where, raw, spec, beside)
+    if bare is Target:
+        return read_target(file, where, raw)
     if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
         return read_record(file, where, raw, bare, beside)
     if outer is dict:
         key_kind, of = inner
         return _read_dict(file, where, raw, key_kind, Annotated[of, spec] if spec else of, beside)
-    if outer is tuple and not _is_text(inner[0]):
-        if not isinstance(raw, list):
+    if outer is tuple:
+        of, entry_spec = _unwrapped(inner[0])
+        if of is str or get_origin(of) is Literal:
+            texts(file, where, raw)
+        elif not isinstance(raw, list):
             raise BadData(file, where, "must be a list")
-        return tuple(read_value(file, f"{where}[{i}]", entry, inner[0], beside) for i, entry in enumerate(raw))
+        entries = enumerate(raw) if isinstance(raw, list) else ()
+        values = [read_value(file, f"{where}[{i}]", entry, inner[0], beside) for i, entry in entries]
+        return tuple(dict.fromkeys(values) if isinstance(entry_spec, NounName) else values)
     try:
-        value = msgspec.convert(raw, kind)
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError:
         raise BadData(file, where, _mismatch(raw, kind)) from None
-    if not isinstance(value, tuple):
-        return value
-    value = texts(file, where, raw)
-    name = _unwrapped(inner[0])[1]
-    if isinstance(name, NounName):
-        return tuple(dict.fromkeys(_id_of(file, where, said, name, beside) for said in value))
-    return value
+
+
+def read_target(file: Path, where: str, raw: object, thousandths: bool = True) -> Target:
+    """In milliseconds, or in seconds."""
+    if not isinstance(raw, dict) or len(raw) != 1:
+        raise BadData(file, where, "write the percentile and its milliseconds, such as { p90 = 500 }")
+    only_keys(file, where, raw, set(PERCENTILES))
+    ((key, value),) = raw.items()
+    if not thousandths:
+        return Target(seconds=number(file, f"{where}.{key}", value, 0.01, 1e5), percentile=PERCENTILES[key])
+    milliseconds = number(file, f"{where}.{key}", value, 0.01, 1e8)
+    return Target(seconds=milliseconds / 1e3, percentile=PERCENTILES[key])
+
+
+def in_form(file: Path, where: str, raw: object, read: Callable[[str], Found]) -> Found:
+    """What `read` makes of a string: its form, what it names; or its fault with the place in this file."""
+    given = text(file, where, raw)
+    try:
+        return read(given)
+    except CrosstieError as error:
+        raise BadData(file, where, str(error)) from None
+
+
+def path_beside(file: Path, given: str) -> str:
+    """Meant from where the file lies, wherever the command was given and wherever a copy of it is written to."""
+    return str(file.parent.absolute() / Path(given).expanduser())
 
 
 def _read_dict(file: Path, where: str, raw: object, key_kind: Any, kind: Any, beside: Beside) -> dict[str, Any]:
@@ -325,19 +390,16 @@ def check_once(file: Path, where: str, name: str, others: Collection[str]) -> No
         raise BadData(file, where, f"{name} is there already, under another spelling")
 
 
-def _id_of(file: Path, where: str, name: str, spec: NounName, names: Beside) -> str:
+def _id_of(file: Path, where: str, name: object, spec: NounName, names: Beside) -> str:
     assert callable(names), "whoever reads names brings the catalog's"
-    try:
-        return names(spec.kind, name)
-    except CrosstieError as error:
-        raise BadData(file, where, str(error)) from None
+    return in_form(file, where, name, partial(names, spec.kind))
 
 
 @cache
-def _unwrapped(kind: Any) -> tuple[Any, Quantity | Word | NounName | None]:
+def _unwrapped(kind: Any) -> tuple[Any, Spec | None]:
     """A type without None and without annotations, and what one of these says of it."""
     notes = getattr(kind, "__metadata__", ())
-    spec = next((note for note in notes if isinstance(note, Quantity | Word | NounName)), None)
+    spec = next((note for note in notes if isinstance(note, Spec)), None)
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(bare) not in (Union, UnionType):
         return bare, spec
@@ -348,24 +410,21 @@ def _unwrapped(kind: Any) -> tuple[Any, Quantity | Word | NounName | None]:
     return within, spec or inner
 
 
-def _is_text(kind: Any) -> bool:
-    bare = _unwrapped(kind)[0]
-    return bare is str or get_origin(bare) is Literal
-
-
 @cache
 def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    return {file_key(field): field for field in msgspec.structs.fields(kind)}
+
+
+def file_key(field: msgspec.structs.FieldInfo) -> str:
+    """What files call a field."""
+    notes = getattr(field.type, "__metadata__", ())
+    return next((note.name for note in notes if isinstance(note, FileKey)), field.name)
 
 
 def _mismatch(raw: object, expected: Any) -> str:
     bare = _unwrapped(expected)[0]
-    words = get_args(get_args(bare)[0] if get_origin(bare) is tuple else bare)
     if get_origin(bare) is Literal:
-        return f"{raw!r} is not one of {', '.join(words)}"
-    if get_origin(bare) is tuple and words and isinstance(raw, list):
-        wrong = next((word for word in raw if word not in words), raw)
-        return f"{wrong!r} is not one of {', '.join(words)}"
+        return f"{raw!r} is not one of {', '.join(get_args(bare))}"
     kind = msgspec.inspect.type_info(expected)
     if isinstance(kind, msgspec.inspect.UnionType):
         kind = next(inner for inner in kind.types if not isinstance(inner, msgspec.inspect.NoneType))
@@ -373,9 +432,8 @@ def _mismatch(raw: object, expected: Any) -> str:
         return f"{raw!r} must be a whole number{_limits(kind, ',')}"
     if isinstance(kind, msgspec.inspect.FloatType):
         return f"{raw!r} must be a number{_limits(kind, 'g')}"
-    if isinstance(kind, msgspec.inspect.BoolType):
-        return f"{raw!r} is neither true nor false"
-    return "must be a non-empty string" if isinstance(kind, msgspec.inspect.StrType) else "must be a list of strings"
+    is_bool = isinstance(kind, msgspec.inspect.BoolType)
+    return f"{raw!r} is neither true nor false" if is_bool else "must be a non-empty string"
 
 
 def _limits(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType, form: str) -> str:
@@ -461,9 +519,6 @@ def _check_value(file: Path, where: str, of: Fact | Label | OtherSource, spec: Q
         raise BadData(file, where, reason)
 
 
-Specs = Mapping[str, Quantity | Word]
-
-
 @cache
 def fact_specs(kind: type[msgspec.Struct]) -> tuple[dict[str, Quantity | Word], frozenset[str]]:
     """What a struct says of its facts, `Annotated[Fact, Quantity(...)]`; those with a default may be absent."""
@@ -480,7 +535,7 @@ def read_facts(
     file: Path,
     where: str,
     raw: object,
-    specs: Specs | type[msgspec.Struct],
+    specs: Mapping[str, Quantity | Word] | type[msgspec.Struct],
     sources: Sources,
     optional: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:

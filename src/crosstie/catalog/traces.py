@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.agent_logs import is_agent_log, read_agent_log
-from crosstie.catalog.chat_logs import is_chat_log, read_chat_log
+from crosstie.catalog.logs import read_log
 from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 
@@ -247,19 +246,12 @@ def _column(file: Path, names: list[str], spellings: Sequence[str], what: str) -
 
 
 def _from_json_lines(file: Path, text: str) -> _Columns:
-    if is_chat_log(text):
-        log = read_chat_log(file, text, BLOCK_TOKENS)
+    if log := read_log(file, text, BLOCK_TOKENS):
         # In the order in which answers ended, as a rule.
         return _Columns(
             file=file, inputs=log.inputs, outputs=log.outputs, times=log.times, second=1.0, lines=lambda: log.lines,
-            blocks=log.blocks, ordered=False,
-        )  # fmt: skip
-    if is_agent_log(text):
-        agents = read_agent_log(file, text, BLOCK_TOKENS)
-        return _Columns(
-            file=file, inputs=agents.inputs, outputs=agents.outputs, times=agents.times, second=1.0,
-            lines=lambda: agents.lines, blocks=agents.blocks, answers_s=np.array(agents.answers_s),
-            sessions=tuple(agents.whose), ordered=False,
+            blocks=log.blocks, answers_s=np.array(log.answers_s) if log.answers_s else None,
+            sessions=tuple(log.whose) or None, ordered=False,
         )  # fmt: skip
     decoder = msgspec.json.Decoder(_Request)
     try:
@@ -333,12 +325,8 @@ def _tokens(table: _Columns, column: Sequence[str | int], what: str, least: int)
     try:
         counts = np.fromiter(map(int, column), np.int64, len(column))
     except (ValueError, OverflowError):
-        for row, cell in enumerate(column):
-            try:
-                np.int64(int(cell))
-            except (ValueError, OverflowError):
-                table.blame(row, f"{what} '{cell}' is not a whole number of tokens")
-        raise
+        row = _first_bad(column, lambda cell: np.int64(int(cell)))
+        table.blame(row, f"{what} '{column[row]}' is not a whole number of tokens")
     bad = (counts < least) | (counts > _MOST_TOKENS)
     if bad.any():
         row = int(bad.argmax())
@@ -347,7 +335,12 @@ def _tokens(table: _Columns, column: Sequence[str | int], what: str, least: int)
 
 
 def _seconds(table: _Columns, column: Sequence[str | float]) -> Floats:
-    times_s = _numbers(table, column) * table.second if _is_number(column[0]) else _calendar(table, column)
+    try:
+        float(column[0])
+    except ValueError:
+        times_s = _calendar(table, column)
+    else:
+        times_s = _numbers(table, column) * table.second
     bad = ~((times_s >= 0) & (times_s < _LATEST_S))
     if bad.any():
         row = int(bad.argmax())
@@ -365,16 +358,18 @@ def _numbers(table: _Columns, column: Sequence[str | float]) -> Floats:
     try:
         return np.fromiter(map(float, column), np.float64, len(column))
     except ValueError:
-        row = next(row for row, cell in enumerate(column) if not _is_number(cell))
+        row = _first_bad(column, float)
         table.blame(row, f"time '{column[row]}' is not a number, as that of the first row is")
 
 
-def _is_number(cell: str | float) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def _first_bad(column: Sequence[Any], convert: Callable[[Any], object]) -> int:
+    """The row of the cell that cannot be converted; there is one."""
+    for row, cell in enumerate(column):
+        try:
+            convert(cell)
+        except (ValueError, OverflowError):
+            return row
+    raise AssertionError("every cell can be converted")
 
 
 def _calendar(table: _Columns, column: Sequence[str | float]) -> Floats:
@@ -390,12 +385,8 @@ def _calendar(table: _Columns, column: Sequence[str | float]) -> Floats:
             table.blame(row, f"time '{cell}' is not of the first row's time zone")
     try:
         when = np.array(bare, "datetime64[ns]")
-    except ValueError:
-        for row, cell in enumerate(bare):
-            try:
-                np.datetime64(cell, "ns")
-            except ValueError as error:
-                table.blame(row, f"time '{column[row]}': {error}")
-        raise
+    except ValueError as error:
+        row = _first_bad(bare, lambda cell: np.datetime64(cell, "ns"))
+        table.blame(row, f"time '{column[row]}': {error}")
     seconds: Floats = (when - when.min()) / np.timedelta64(1, "s")
     return seconds

@@ -2,7 +2,6 @@
 class add to its prompts. A checkpoint says it of itself by preprocessor_config.json beside config.json."""
 
 import math
-from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from crosstie.catalog.reading import optional_text, read_json, read_record, sourced_file, table, texts
+from crosstie.catalog.reading import optional_text, read_json, read_record, read_toml, sourced_file, table, texts
 from crosstie.core.errors import BadData
 from crosstie.core.images import Encoder, ImageRule
 from crosstie.core.model import Model
@@ -52,7 +51,7 @@ def image_rule(model: str) -> ImageRule | None:
 
 
 def read_vision(file: Path) -> tuple[VisionRule, ...]:
-    with sourced_file(file, ["rule"]) as (raw, sources):
+    with sourced_file(file, ["rule", "processors"]) as (raw, sources):
         given = raw.get("rule")
         if not isinstance(given, list) or not given:
             raise BadData(file, "rule", "missing: a [[rule]] for every way of cutting pictures up")
@@ -102,9 +101,11 @@ def read_images(file: Path, where: str, raw: object, model: Model) -> tuple[floa
     return images.count * seen.tokens, pictures
 
 
-_Said = dict[str, Any]
-# What a processor says, the config's part about vision and all of it, as the fields of an `ImageRule`.
-_Reader = Callable[[_Said, _Said, _Said], _Said]
+@cache
+def _processors() -> dict[str, dict[str, Any]]:
+    """By how the name of a processor begins: where each field of its rule stands."""
+    rows: dict[str, dict[str, Any]] = read_toml(_FILE)["processors"]
+    return rows
 
 
 def rule_of_checkpoint(folder: Path) -> ImageRule | None:
@@ -112,16 +113,18 @@ def rule_of_checkpoint(folder: Path) -> ImageRule | None:
     file = folder / PROCESSOR
     if not file.is_file():
         return None
-    said, config = read_json(file), read_json(folder / "config.json")
-    name = str(said.get("image_processor_type", ""))
-    read = next((reader for known, reader in _READERS.items() if name.startswith(known)), None)
-    if read is None:
-        raise BadData(file, "image_processor_type", f"'{name}' is none of {', '.join(_READERS)}")
+    processor, config = read_json(file), read_json(folder / "config.json")
+    name = str(processor.get("image_processor_type", ""))
+    row = next((row for known, row in _processors().items() if name.startswith(known)), None)
+    if row is None:
+        raise BadData(file, "image_processor_type", f"'{name}' is none of {', '.join(_processors())}")
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         raise BadData(folder / "config.json", "vision_config", "missing: it says what looks at the pictures")
     try:
-        rule = ImageRule(encoder=_encoder(vision), **read(said, vision, config))
+        rule = ImageRule(
+            encoder=_encoder(vision), **_fields(row, {"processor": processor, "vision": vision, "config": config})
+        )
         return msgspec.convert(msgspec.to_builtins(rule), ImageRule)
     except KeyError as error:
         raise BadData(file, str(error).strip("'"), "missing here and in config.json") from None
@@ -138,63 +141,33 @@ def _encoder(vision: dict[str, Any]) -> Encoder:
     return Encoder(layers=int(layers), hidden=hidden, intermediate=int(wide), products=3 if gated else 2)
 
 
+def _fields(row: dict[str, Any], files: dict[str, Any]) -> dict[str, Any]:
+    """Those of an `ImageRule`."""
+    values = {field: _found(where, files) if isinstance(where, list) else where for field, where in row.items()}
+    if "shrunk" in values:
+        values["merge"] = round(1.0 / float(values.pop("shrunk")))
+    fields = {field: value if field == "kind" else _side(value) for field, value in values.items()}
+    if "tokens" in fields:
+        fields["merge"] = round(fields["tile"] / fields["patch"] / math.sqrt(fields.pop("tokens")))
+    return fields
+
+
+def _found(places: list[Any], files: dict[str, Any]) -> Any:
+    """What stands at the first of these places that has anything; a place that is no text is the value itself."""
+    key = ""
+    for place in places:
+        if not isinstance(place, str):
+            return place
+        value: Any = files
+        for key in place.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value:
+            return value
+    raise KeyError(key)
+
+
 def _side(value: Any) -> int:
     """A length, or the first of two equal ones, however it is written."""
     if isinstance(value, dict):
         value = value["height"]
     return int(value[0] if isinstance(value, list) else value)
-
-
-def _area(said: _Said, vision: _Said, config: _Said) -> _Said:
-    size = said.get("size") or {}
-    return {
-        "kind": "area",
-        "patch": _side(said.get("patch_size") or vision["patch_size"]),
-        "merge": int(said.get("merge_size") or vision["spatial_merge_size"]),
-        "min_pixels": int(said.get("min_pixels") or size["shortest_edge"]),
-        "max_pixels": int(said.get("max_pixels") or size["longest_edge"]),
-        "around": 2,
-    }
-
-
-def _edge(said: _Said, vision: _Said, config: _Said) -> _Said:
-    return {
-        "kind": "edge",
-        "patch": _side(said.get("patch_size") or vision["patch_size"]),
-        "merge": int(config.get("spatial_merge_size", 1)),
-        "longest_edge": int(said["size"]["longest_edge"]),
-    }
-
-
-def _tiled(kind: str, around: int, shrunk: Callable[[_Said, _Said], Any]) -> _Reader:
-    """`shrunk`: by how much both sides of its patches are merged, as a share of vision_config or config.json."""
-    return lambda said, vision, config: {
-        "kind": kind,
-        "patch": _side(vision["patch_size"]),
-        "merge": round(1.0 / float(shrunk(vision, config))),
-        "tile": _side(said["size"]),
-        "most_tiles": int(said["max_patches"]),
-        "around": around,
-    }
-
-
-def _fixed(said: _Said, vision: _Said, config: _Said) -> _Said:
-    tile, patch = _side(said["size"]), _side(vision["patch_size"])
-    return {
-        "kind": "fixed",
-        "patch": patch,
-        "merge": round(tile / patch / math.sqrt(int(config["mm_tokens_per_image"]))),
-        "tile": tile,
-        "around": 4,
-    }
-
-
-# By how the name of the processor begins; "Fast" may follow.
-_READERS: dict[str, _Reader] = {
-    "Qwen2VLImageProcessor": _area,
-    "Qwen3VLImageProcessor": _area,
-    "PixtralImageProcessor": _edge,
-    "Llama4ImageProcessor": _tiled("fitted", 3, lambda vision, _: vision.get("pixel_shuffle_ratio", 0.5)),
-    "GotOcr2ImageProcessor": _tiled("aspect", 2, lambda _, config: config.get("downsample_ratio", 0.5)),
-    "Gemma3ImageProcessor": _fixed,
-}

@@ -1,21 +1,22 @@
 """Workload files: what a plan is for. A slip fails here, with the file and the key."""
 
 import math
-import re
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from crosstie.catalog.acceptance import NO_SPECULATION, Text
+from crosstie.catalog.acceptance import NO_SPECULATION
 from crosstie.catalog.classes import ClassReader, look_up, read_classes
 from crosstie.catalog.days import USUAL, read_day
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
     Names,
     check_once,
+    in_form,
+    keys_of,
     number,
     only_keys,
     read_record,
@@ -29,19 +30,17 @@ from crosstie.catalog.reading import (
 from crosstie.catalog.recorded_sessions import workload_text
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.writing import in_words
-from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
-from crosstie.core.fact import KeyRule, NounKind
+from crosstie.core.fact import NounKind
+from crosstie.core.forms import engine_release
 from crosstie.core.model import Model
 from crosstie.core.schedule import ScheduleRequest, quarter_number
-from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import Constraints, ModelChoice, Prices, RequestClass, Sharing, Workload
 
 _WORKLOAD = {"name", "sizing", "sure", "traffic", "models", "class", "constraints", "prices", "hosting", "schedule"}
 _TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
 # Of the peak: what mean traffic is taken as.
 _HALF = 0.5
-_RELEASE = re.compile(r"^b?\d[\w.+-]{0,39}$")
 # Workloads to start from, by name.
 EXAMPLES = Path(__file__).parent / "data" / "workloads"
 
@@ -116,28 +115,12 @@ def _sure(file: Path, raw: dict[str, Any]) -> float | None:
     return number(file, "sure", raw["sure"], 50, 99) / 100.0
 
 
-class _ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A [models."NAME"] as a file has it."""
-
-    rules: ClassVar[tuple[KeyRule, ...]] = (
-        KeyRule("needs", ("acceptance",), ("speculation",), "is of a way to draft, which `speculation` must name"),
-    )
-
-    precisions: tuple[str, ...] = ModelChoice().precisions
-    kv: tuple[str, ...] = ModelChoice().kv_formats
-    # With releases, such as vllm==0.32.0.
-    stacks: tuple[str, ...] = ()
-    apart: bool | None = None
-    speculation: tuple[str, ...] | None = None
-    text: Text = "chat"
-    acceptance: Annotated[float, msgspec.Meta(ge=1, le=1 + DEEPEST)] | None = None
-
-
 def _models(reader: ClassReader, raw: object, asked: set[str]) -> dict[str, ModelChoice]:
     choices: dict[str, ModelChoice] = {}
     for name, said in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
-        entry = read_record(reader.file, where, said, _ModelEntry)
+        only_keys(reader.file, where, table(reader.file, where, said), keys_of(ModelChoice) - {"releases"})
+        entry = read_record(reader.file, where, said, ModelChoice, releases={})
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name))
         check_once(reader.file, where, model.id, choices)
         if model.id not in asked:
@@ -150,15 +133,13 @@ def _models(reader: ClassReader, raw: object, asked: set[str]) -> dict[str, Mode
     return choices
 
 
-def _choice(reader: ClassReader, where: str, entry: _ModelEntry, model: Model) -> ModelChoice:
+def _choice(reader: ClassReader, where: str, entry: ModelChoice, model: Model) -> ModelChoice:
     """What a model's table offers, each of it tried on the model."""
     file, catalog = reader.file, reader.catalog
-    for key in ("precisions", "kv", "speculation"):
-        if getattr(entry, key) == ():
+    for key, given in (("precisions", entry.precisions), ("kv", entry.kv_formats), ("speculation", entry.speculation)):
+        if given == ():
             instead = 'write ["none"] for none' if key == "speculation" else "leave the key out for the usual ones"
             raise BadData(file, f"{where}.{key}", f"is empty: {instead}")
-    for kv_format in entry.kv:
-        look_up(file, f"{where}.kv", partial(kv_bytes_per_element, kv_format))
     for precision in entry.precisions:
         look_up(file, f"{where}.precisions", partial(catalog.precision, model, precision))
     for way in entry.speculation or ():
@@ -171,25 +152,13 @@ def _choice(reader: ClassReader, where: str, entry: _ModelEntry, model: Model) -
         name, _, release = said.partition("==")
         stacks.append(look_up(file, f"{where}.stacks", partial(catalog.stack, name)).id)
         if "==" in said:
-            releases[stacks[-1]] = release_text(file, f"{where}.stacks", release)
-    return ModelChoice(
-        precisions=entry.precisions,
-        kv_formats=entry.kv,
+            releases[stacks[-1]] = in_form(file, f"{where}.stacks", release, engine_release)
+    return msgspec.structs.replace(
+        entry,
         stacks=tuple(dict.fromkeys(stacks)),
         releases=releases,
         speculation=tuple(dict.fromkeys(entry.speculation)) if entry.speculation else None,
-        text=entry.text,
-        acceptance=entry.acceptance,
-        apart=entry.apart,
     )
-
-
-def release_text(file: Path, where: str, raw: object) -> str:
-    """A release of an engine: 0.32.0, or llama.cpp's b6000."""
-    said = text(file, where, raw)
-    if not _RELEASE.match(said):
-        raise BadData(file, where, f"'{said}' is no release of an engine, such as 0.32.0")
-    return said
 
 
 def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from crosstie.catalog.acceptance import TEXTS
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.precision import PRECISIONS
 from crosstie.cli.options import Decorator, option_group
@@ -15,6 +14,7 @@ from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
 from crosstie.core.question import USUAL
+from crosstie.core.speculation import TEXTS
 from crosstie.decide.compare.apart import ApartEntry, compare_apart
 from crosstie.decide.compare.scaling import Scaling, scaling
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare

@@ -260,6 +260,13 @@ def kv_bytes_per_element(kv_format: str) -> float:
     return KV_FORMATS[kv_format]
 
 
+def known_kv_format(given: str) -> str:
+    kv_bytes_per_element(given)
+    return given
+
+
+# Of a layout in a file.
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 # Widths of expert parallelism up to which engines keep each expert once.
 _NARROW = 8
 
@@ -268,10 +275,10 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True, order=True):
     """tp: tensor-parallel ranks of attention. dp: attention replicas that share the experts.
     pp: pipeline stages. ep: groups over which experts are spread (1: experts split like the rest)."""
 
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    dp: int = 1
+    tp: _Ranks = 1
+    pp: _Ranks = 1
+    ep: _Ranks = 1
+    dp: _Ranks = 1
 
     @property
     def gpus(self) -> int:

@@ -1,5 +1,6 @@
 """A number with its reason. Nothing enters the catalog without a basis, a source and a date."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -84,6 +85,30 @@ class NounName:
     """What a string may be, likewise: any name that the catalog has of such a noun, which is read as its id."""
 
     kind: NounKind
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a string is written, likewise: `read` gives it in its one form, or raises BadInput with what is wrong."""
+
+    read: Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class BesideFile:
+    """A path, likewise, that is meant from where the file lies which names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Of a struct in a struct: its keys stand in the table of the outer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileKey:
+    """What a file calls the field, where that is something else."""
+
+    name: str
 
 
 class KeyRule(NamedTuple):

@@ -3,12 +3,22 @@
 `plan` writes it to a file, `serve` keeps to that file.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 
-from crosstie.core.deployment import Parallelism
-from crosstie.core.fact import KeyRule
+from crosstie.core.deployment import Parallelism, known_kv_format
+from crosstie.core.fact import BesideFile, FileKey, Flat, Form, KeyRule
+from crosstie.core.forms import (
+    command,
+    engine_release,
+    https_url,
+    model_name,
+    network,
+    origin,
+    pool_name,
+    variable_name,
+)
 from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import TIER_RULES, TIERS, Target
 
@@ -22,6 +32,11 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
 _MeanTokens = Annotated[float, msgspec.Meta(ge=1, le=1e9)]
 _Price = Annotated[float, msgspec.Meta(ge=0, le=1e5)]
 _Spending = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
+_Path = Annotated[str, BesideFile()]
+_ModelName = Annotated[str, Form(model_name)]
+_FLAT = Flat()
+Modality = Literal["text", "image", "audio", "video"]
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
 
 Policy = Literal["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]
 
@@ -34,7 +49,7 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     """One of the models that share a pool's replicas: loaded when asked for, put away when others need the room."""
 
     model: str
-    served_as: str | None = None
+    served_as: _ModelName | None = None
     precision: str | None = None
     # Where the catalog does not know them, or knows them wrong: memory of its weights, and seconds to load it (load_s).
     weight_gib: _Gib | None = None
@@ -65,11 +80,11 @@ class PoolSide(msgspec.Struct, frozen=True, kw_only=True):
     """Engines of one kind in a replica with prefill and decode apart."""
 
     replicas: Annotated[int, msgspec.Meta(ge=1, le=10**4)]
-    parallelism: Parallelism
+    parallelism: Annotated[Parallelism, _FLAT]
     # Where each engine answers, of all replicas of the pool together; empty: they have a proxy, which is asked.
     backends: tuple[str, ...] = ()
     # Of SGLang's prefill engines: where each meets those that decode.
-    bootstrap_ports: tuple[int, ...] = ()
+    bootstrap_ports: Annotated[tuple[int, ...], FileKey("bootstrap_port")] = ()
 
     @property
     def gpus(self) -> int:
@@ -101,9 +116,9 @@ class BackendAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     # Files: the authorities that their certificates are held to, in place of the system's; and the certificate that the
     # gateway shows, with its key.
-    tls_ca: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    tls_ca: _Path | None = None
+    tls_cert: _Path | None = None
+    tls_key: _Path | None = None
     # The name in their certificates, where it is another than that of their addresses.
     tls_server_name: str | None = None
     # http://proxy:3128, with ${VARIABLE} for what is secret, or "environment"; None: they are reached directly.
@@ -112,10 +127,14 @@ class BackendAccess(msgspec.Struct, frozen=True, kw_only=True):
     discover_every_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 10.0
 
 
+# Of the machine that the gateway runs on: only who may write the fleet file may name them.
+REACH_FILES = ("tls_ca", "tls_cert", "tls_key")
+
+
 class Adapter(msgspec.Struct, frozen=True, kw_only=True):
     """A LoRA adapter of a pool's model: what clients call it, and where its engines find it."""
 
-    name: str
+    name: _ModelName
     path: str
 
 
@@ -167,6 +186,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         KeyRule("demands", SIDE_KEYS, ("accelerator",),
                 "prefill and decode apart are known by what they run on; leave them out for a plain address"),
         KeyRule("needs", HOST_KEYS, ("hosts",), "goes with hosts = [{ model = ... }, ...], which are missing"),
+        KeyRule("demands", ("hosts",), ("loading",),
+                f"how its models are loaded and put away, one of {', '.join(get_args(Loading))}"),
         KeyRule("excludes", ("model", "served_as"), ("hosts",),
                 "belongs into the entries of hosts, each of which is a model"),
         *TIER_RULES,
@@ -188,17 +209,17 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         KeyRule("demands", ("tls_key",), ("tls_cert",), "tls_key is there, and is the key of a certificate"),
     )  # fmt: skip
 
-    name: str
+    name: Annotated[str, Form(pool_name)]
     model: str
     accelerator: str | None
-    parallelism: Parallelism
+    parallelism: Annotated[Parallelism, _FLAT]
     # Prefill and decode apart; `parallelism` is then that of a decode engine.
-    apart: PoolApart | None = None
+    apart: Annotated[PoolApart | None, _FLAT] = None
     precision: str | None
-    kv_format: str
+    kv_format: Annotated[str, FileKey("kv"), Form(known_kv_format)]
     stack: str | None
     # The engine's release, and the variables and flags that it is started with, as far as somebody has said.
-    release: str | None = None
+    release: Annotated[str, Form(engine_release)] | None = None
     # How its engines speculate, such as mtp:3; on which kind of text; and tokens a step that they keep, if measured.
     speculation: str | None = None
     text: str = "chat"
@@ -223,20 +244,20 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     max_failed: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
     max_slower: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5
     # Somebody else's, paid by the token: what the fleet has no room for goes there, see `route.overflow`.
-    token_price: TokenPrice | None = None
+    token_price: Annotated[TokenPrice | None, _FLAT] = None
     # Requests that a replica may have in flight and still keep what the pool promises.
     max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     # The longest request that a replica holds.
     max_context: _Tokens
     # The name by which the backends know the model, where it is another than the catalog's; clients may use both.
-    served_as: str | None = None
+    served_as: _ModelName | None = None
     # The environment variable that holds the backends' own API key; without one, the client's is passed on.
-    api_key_env: str | None = None
+    api_key_env: Annotated[str, Form(variable_name)] | None = None
     # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.
     weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     # A round trip to its replicas, where they are far away: every first token comes so much later.
     network_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-    reach: BackendAccess = BackendAccess()
+    reach: Annotated[BackendAccess, _FLAT] = BackendAccess()
     # Where engines keep the prefixes that the GPU drops: memory and drives of the host for each GPU, and what all
     # replicas share; rates at which each GPU loads from there, None: the catalog's.
     host_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
@@ -247,19 +268,19 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
     # Files of its model's tokenizer and chat template, with which prompts are counted exactly and cut as engines cut
     # them; None: they are estimated.
-    tokenizer: str | None = None
-    chat_template: str | None = None
+    tokenizer: _Path | None = None
+    chat_template: _Path | None = None
     # Where replicas tell what their caches hold, and where what was missed of it is asked for: one address for all,
     # with {host} in it, or one a replica. The topic that they tell it under.
     kv_events: tuple[str, ...] = ()
     kv_replay: tuple[str, ...] = ()
     kv_topic: str = ""
     # What it accepts besides text, such as "image" and "audio"; None: nobody said, so anything is sent there.
-    modalities: tuple[str, ...] | None = None
+    modalities: tuple[Modality, ...] | None = None
     # Several models on the same replicas; empty: only `model`. How they are changed, by which command, and how much of
     # a replica's memory they may take (None: what the accelerator has, less what engines keep).
     loading: Loading | None = None
-    load_hook: str | None = None
+    load_hook: Annotated[str, Form(command)] | None = None
     host_memory_gib: _Gib | None = None
     # Where its replicas answer, one OpenAI-compatible base URL each; empty until they are deployed.
     backends: tuple[str, ...] = ()
@@ -333,8 +354,8 @@ class ServedClass(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     input_tokens: _MeanTokens = 1.0
     output_tokens: _MeanTokens = 1.0
-    ttft: Target | None = None
-    tpot: Target | None = None
+    ttft: Annotated[Target | None, FileKey("ttft_ms")] = None
+    tpot: Annotated[Target | None, FileKey("tpot_ms")] = None
     routes: tuple[Route, ...] = ()
 
 
@@ -376,9 +397,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 16_384
     max_connections_per_address: _Many = 0
     # Proxies whose word on where a request came from is believed: addresses and networks, such as "10.0.0.0/8".
-    trusted_proxies: tuple[str, ...] = ()
+    trusted_proxies: tuple[Annotated[str, Form(network)], ...] = ()
     # Pages of these origins may ask from a browser, such as "https://app.example.com"; "*": of any.
-    cors_origins: tuple[str, ...] = ()
+    cors_origins: tuple[Annotated[str, Form(origin)], ...] = ()
     # Of electricity, where the price of a GPU-hour does not include it: it is added to what a request costs.
     usd_per_kwh: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # The class of requests that name none; None: the one of the model whose prompts are nearest in length.
@@ -418,18 +439,19 @@ class SharedState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # What tokens may be signed with: those who verify a signature cannot make one.
-ASYMMETRIC = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+ASYMMETRIC: tuple[Algorithm, ...] = get_args(Algorithm)
 
 
 class JwtIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Whose signed tokens are taken beside keys, and what they say of who sends them."""
 
-    issuer: str
+    issuer: Annotated[str, Form(https_url)]
     # Tokens must be meant for one of these.
     audience: tuple[str, ...]
     # Its public keys: an address or a file; None: what the issuer's own configuration names.
     jwks: str | None = None
-    algorithms: tuple[str, ...] = ASYMMETRIC
+    algorithms: tuple[Algorithm, ...] = ASYMMETRIC
     # How far clocks may differ.
     leeway_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
     # The claim that says which team of the store a subject belongs to; what its values mean, if not the team's own

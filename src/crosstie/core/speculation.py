@@ -15,6 +15,9 @@ from crosstie.core.model import Model
 # positions in one pass. draft: a smaller model. ngram: text that was there before.
 Method = Literal["mtp", "eagle3", "dspark", "draft", "ngram"]
 METHODS: tuple[str, ...] = get_args(Method)
+# Of the text that is guessed; random: prompts of random words, as benchmarks send them.
+Text = Literal["chat", "coding", "math", "random"]
+TEXTS: tuple[str, ...] = get_args(Text)
 DEEPEST = 32
 
 

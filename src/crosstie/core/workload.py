@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 
-from crosstie.core.deployment import LoraTargets
-from crosstie.core.fact import KeyRule, NounName
+from crosstie.core.deployment import LoraTargets, known_kv_format
+from crosstie.core.fact import FileKey, Form, KeyRule, NounName
 from crosstie.core.images import Encoder
 from crosstie.core.question import USUAL
 from crosstie.core.schedule import ScheduleRequest
+from crosstie.core.speculation import DEEPEST, Text
 
 # A percentile target leaves a share of requests that may miss it. Half of that share goes to the longest
 # prompts, half to moments of high load: by the union bound the rest meets it.
@@ -263,18 +264,23 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How a model may be served. Empty stacks: every one that was measured on the accelerator.
 
-    `releases`: by stack, where another than the newest that preflight has read will run.
+    `releases`: by stack, where another than the newest that preflight has read will run; files have them among the
+    stacks, such as vllm==0.32.0.
     """
 
+    rules: ClassVar[tuple[KeyRule, ...]] = (
+        KeyRule("needs", ("acceptance",), ("speculation",), "is of a way to draft, which `speculation` must name"),
+    )
+
     precisions: tuple[str, ...] = (USUAL.precision, "fp8")
-    kv_formats: tuple[str, ...] = (USUAL.kv_format,)
+    kv_formats: Annotated[tuple[Annotated[str, Form(known_kv_format)], ...], FileKey("kv")] = (USUAL.kv_format,)
     stacks: tuple[str, ...] = ()
     releases: dict[str, str] = {}
     # Ways to speculate, such as mtp:3, and "none"; None: its own prediction layer, where somebody has measured how many
     # of its drafts are kept, or none. On which kind of text; and tokens a step that are kept, if measured.
     speculation: tuple[str, ...] | None = None
-    text: str = "chat"
-    acceptance: float | None = None
+    text: Text = "chat"
+    acceptance: Annotated[float, msgspec.Meta(ge=1, le=1 + DEEPEST)] | None = None
     # Disaggregated prefill and decode, or on replicas that do both; None: whichever is cheaper when simulated.
     apart: bool | None = None
 

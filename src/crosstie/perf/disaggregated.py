@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from crosstie.core.deployment import Deployment
-from crosstie.core.disaggregated import Disaggregated
+from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware, Mask, peer_bytes_per_s
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence
-from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, blend, depths, held_sequences
+from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, SteadyState, blend, depths, held_sequences, steady_state
 from crosstie.perf.step import Shape, StepCost, shape, step, step_s
 
 _BISECTIONS = 24
@@ -48,7 +48,6 @@ class DisaggregatedState:
     tpot_s: Array
     requests_per_s: Array
     output_tokens_per_s: Array
-    output_tokens_per_s_per_gpu: Array
     # Of a request.
     transfer_s: Array
     # Share of the prefill pool's fullest rate that is used.
@@ -88,6 +87,10 @@ class Sides:
         self.room_first = column(lambda one: one.connector.room == "before prefill") > 0
         self.layers = float(self.decode.model.layer_count)
 
+    @property
+    def sides(self) -> tuple[Hardware, ...]:
+        return self.prefill, self.decode
+
     def correct(self, factors: Mapping[str, Array]) -> None:
         """Multiplies the constants of both sides."""
         self.prefill.correct(factors)
@@ -97,6 +100,28 @@ class Sides:
         """Multiplies them as each side's own corrections have them."""
         self.prefill.correct_more(factors)
         self.decode.correct_more(factors)
+
+
+Columns = Hardware | Sides
+
+
+def columns_of(several: Sequence[Servable]) -> Columns:
+    """Replicas, or disaggregated services, of one model as columns."""
+    services = [one for one in several if isinstance(one, Disaggregated)]
+    return Sides(services) if services else Hardware([one for one in several if isinstance(one, Deployment)])
+
+
+def state_of(
+    columns: Columns,
+    concurrency: ArrayLike,
+    input_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    cached_tokens: ArrayLike = 0.0,
+) -> SteadyState | DisaggregatedState:
+    """What `concurrency` closed-loop clients get of either."""
+    if isinstance(columns, Sides):
+        return disaggregated_state(columns, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
+    return steady_state(columns, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
 
 
 def _link_bytes_per_s(service: Disaggregated, side: Deployment) -> float:
@@ -234,7 +259,6 @@ def disaggregated_state(
         tpot_s=np.where(load.later > 0, rest / np.maximum(load.later, 1e-9), cycle.step_s),
         requests_per_s=rate,
         output_tokens_per_s=rate * outputs,
-        output_tokens_per_s_per_gpu=rate * outputs / sides.gpus,
         transfer_s=cycle.transfer_s,
         prefill_busy=cycle.busy,
         decoding=sequences * sides.decode_replicas,

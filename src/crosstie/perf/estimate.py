@@ -1,4 +1,4 @@
-"""Estimates of replicas: the arrays of `steady_state`, with what binds and how sure they are, as nouns."""
+"""Estimates of replicas and services: the arrays of a steady state, with what binds and how sure they are, as nouns."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Correction, Estimate
 from crosstie.core.fact import Fact
-from crosstie.perf.disaggregated import DisaggregatedState
+from crosstie.perf.disaggregated import DisaggregatedState, columns_of, state_of
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
-from crosstie.perf.steady_state import SteadyState, prefill_alone, single_stream_ceiling, steady_state
+from crosstie.perf.steady_state import SteadyState, prefill_alone, single_stream_ceiling
 from crosstie.perf.step import StepCost, shape, step
 from crosstie.perf.worlds import in_worlds
 
@@ -22,68 +23,76 @@ _SAME = ("ttft_s", "ttft_burst_s", "tpot_s", "output_tokens_per_s", "requests_pe
 
 
 def estimate(
-    deployment: Deployment, *, concurrency: int, input_tokens: int, output_tokens: int, cached_tokens: int = 0
+    one: Servable, *, concurrency: int, input_tokens: int, output_tokens: int, cached_tokens: int = 0
 ) -> Estimate:
-    return estimates(
-        [deployment],
-        concurrency=concurrency,
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        cached_tokens=cached_tokens,
-    )[0]
+    lengths = {"input_tokens": input_tokens, "output_tokens": output_tokens, "cached_tokens": cached_tokens}
+    return estimates([one], concurrency=concurrency, **lengths)[0]
 
 
 def estimates(
-    deployments: Sequence[Deployment],
+    several: Sequence[Servable],
     *,
     concurrency: int,
     input_tokens: int,
     output_tokens: int,
     cached_tokens: int = 0,
 ) -> list[Estimate]:
-    """One estimate a deployment of the same model at the same load.
+    """One estimate a replica, or a disaggregated service, of the same model at the same load.
 
     `cached_tokens`: tokens of a prompt that the cache holds already, of an earlier turn for example.
     """
-    hardware = Hardware(deployments)
-    check_lengths(hardware, input_tokens, output_tokens)
-    steady = steady_state(hardware, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
-    prefill = prefill_alone(hardware, input_tokens, cached_tokens)
-    alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
-    worlds = in_worlds(deployments, concurrency, input_tokens, output_tokens, cached_tokens)
+    columns = columns_of(several)
+    for side in columns.sides:
+        check_lengths(side, input_tokens, output_tokens)
+    state = state_of(columns, concurrency, input_tokens, output_tokens, cached_tokens)
+    decode = columns.sides[-1]
+    if isinstance(state, DisaggregatedState):
+        prefill = state.prefill
+    else:
+        prefill = prefill_alone(decode, input_tokens, cached_tokens)
+    alone = step(decode, shape(1.0, input_tokens + output_tokens / 2))
+    worlds = in_worlds(several, concurrency, input_tokens, output_tokens, cached_tokens)
     found = []
-    for i, deployment in enumerate(deployments):
-        own: dict[str, Any] = {name: float(getattr(steady, name)[i, 0]) for name in _SAME}
+    for i, one in enumerate(several):
+        own: dict[str, Any] = {name: float(getattr(state, name)[i, 0]) for name in _SAME}
+        load = concurrency / one.gpus
+        sides = (one.prefill, one.decode) if isinstance(one, Disaggregated) else (one,)
+        rests_on = [basis(side, load) for side in sides]
         found.append(
             Estimate(
                 **own,
-                output_tokens_per_s_per_gpu=own["output_tokens_per_s"] / deployment.parallelism.gpus,
+                output_tokens_per_s_per_gpu=own["output_tokens_per_s"] / one.gpus,
                 concurrency=float(concurrency),
-                concurrency_that_fits=float(np.floor(steady.concurrency_that_fits[i, 0])),
+                concurrency_that_fits=float(np.floor(state.concurrency_that_fits[i, 0])),
                 prefill_bound=bound(prefill, i),
-                decode_bound=decode_bound(steady, i),
-                prefill_roofline_fraction=roofline_fraction(prefill, i),
-                decode_roofline_fraction=roofline_fraction(steady.decode, i),
-                single_stream_tokens_per_s=float(hardware.tokens_per_step[i, 0] / alone.total_s[i, 0]),
-                single_stream_ceiling_tokens_per_s=ceiling(deployment),
-                gpu_s_per_token=spending(hardware, steady, i, output_tokens),
-                decode_shares=shares(steady.decode, i),
+                decode_bound=_decode_bound(state, i),
+                prefill_roofline_fraction=_roofline_fraction(prefill, i),
+                decode_roofline_fraction=_roofline_fraction(state.decode, i),
+                single_stream_tokens_per_s=float(decode.tokens_per_step[i, 0] / alone.total_s[i, 0]),
+                single_stream_ceiling_tokens_per_s=ceiling(one.decode),
+                gpu_s_per_token=_spending(decode, one, state, i, output_tokens),
+                decode_shares=_shares(state.decode, i),
                 interval=worlds.interval(i, own) if worlds else None,
-                basis=basis(deployment, concurrency / deployment.parallelism.gpus),
-                extrapolated=deployment.correction.extrapolated,
+                basis="prefill: {}; decode: {}".format(*rests_on) if len(sides) == 2 else rests_on[0],
+                extrapolated=any(side.correction.extrapolated for side in sides),
             )
         )
     return found
 
 
-def decode_bound(steady: SteadyState | DisaggregatedState, row: int) -> str:
+def _decode_bound(steady: SteadyState | DisaggregatedState, row: int) -> str:
     if steady.capacity_binds[row, 0]:
         return "memory capacity"
     return "engine limit" if steady.engine_binds[row, 0] else bound(steady.decode, row)
 
 
-def spending(hardware: Hardware, steady: SteadyState, row: int, output_tokens: int) -> dict[str, float]:
+def _spending(
+    hardware: Hardware, one: Servable, steady: SteadyState | DisaggregatedState, row: int, output_tokens: int
+) -> dict[str, float]:
     """GPU-seconds per output token: what a prompt adds to the steps that carry it, and a decode step's share."""
+    if isinstance(steady, DisaggregatedState):
+        assert isinstance(one, Disaggregated)
+        return _spending_apart(one, steady, row, output_tokens)
     split = hardware.deployments[row].parallelism
     sequences = max(float(steady.decoding[row, 0]) / split.pp, 1.0)
     steps = (output_tokens - 1) / output_tokens / float(hardware.tokens_per_step[row, 0])
@@ -100,7 +109,23 @@ def spending(hardware: Hardware, steady: SteadyState, row: int, output_tokens: i
     return found
 
 
-def shares(cost: StepCost, row: int) -> dict[str, float]:
+def _spending_apart(
+    service: Disaggregated, state: DisaggregatedState, row: int, output_tokens: int
+) -> dict[str, float]:
+    """GPU-seconds per output token that each side works; what it idles is in neither."""
+    prefill_s, rate = float(state.prefill.total_s[row, 0]), float(state.requests_per_s[row, 0])
+    busy_s = float(state.prefill_busy[row, 0]) * service.prefill_gpus / max(rate * output_tokens, 1e-12)
+    prompts = busy_s / max(prefill_s, 1e-12)
+    sequences = max(float(state.decoding[row, 0]) / service.decode_replicas, 1.0)
+    steps = (output_tokens - 1) / output_tokens
+    answers = service.decode.parallelism.gpus * steps / sequences
+    return {
+        **{f"prefill {name}": prompts * float(of(state.prefill)[row, 0]) for name, of in RESOURCES.items()},
+        **{f"decode {name}": answers * float(of(state.decode)[row, 0]) for name, of in RESOURCES.items()},
+    }
+
+
+def _shares(cost: StepCost, row: int) -> dict[str, float]:
     total = float(cost.total_s[row, 0])
     return {
         "bookkeeping": float(cost.parts_s["bookkeeping"][row, 0]) / total,
@@ -134,7 +159,7 @@ def bound(cost: StepCost, row: int) -> str:
     return max(parts, key=lambda name: parts[name])
 
 
-def roofline_fraction(cost: StepCost, row: int) -> float:
+def _roofline_fraction(cost: StepCost, row: int) -> float:
     return float(cost.ideal_s[row, 0] / cost.total_s[row, 0])
 
 

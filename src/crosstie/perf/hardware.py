@@ -94,6 +94,11 @@ class Hardware:
         self._off: dict[str, Array] = {}
         self.correct(self._own)
 
+    @property
+    def sides(self) -> "tuple[Hardware, ...]":
+        """Itself: a disaggregated service has two."""
+        return (self,)
+
     def put_off(self, logs: Mapping[str, Array]) -> None:
         """Moves the constants of the deployments' own corrections, a column a world."""
         self._off = {name: logs[name] for name in CEILINGS}

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import CONSTANTS, METRICS, Estimate, Interval
 from crosstie.core.worlds import LEVEL, WORLDS, Worlds
-from crosstie.perf.disaggregated import Sides, disaggregated_state
+from crosstie.perf.disaggregated import Columns, Sides, columns_of, state_of
 from crosstie.perf.hardware import Array, Hardware
-from crosstie.perf.steady_state import held_sequences, steady_state
+from crosstie.perf.steady_state import held_sequences
 
 _TTFT, _TPOT = METRICS.index("ttft"), METRICS.index("tpot")
 # Standard deviations at which the ends of an interval lie that holds four fifths of a normal distribution.
@@ -47,53 +46,47 @@ def interval_80(drawn: Array, estimate: float) -> tuple[float, float]:
 
 
 def in_worlds(
-    deployments: Sequence[Deployment], concurrency: float | Array, input_tokens: float | Array, output_tokens: float,
+    several: Sequence[Servable], concurrency: float | Array, input_tokens: float | Array, output_tokens: float,
     cached_tokens: float = 0.0,
 ) -> WorldEstimates | None:  # fmt: skip
     """What closed loops of so many clients get; None where no calibration says how sure the estimates are.
 
-    Clients and prompts are those of all deployments, or a column with a row for each."""
-    worlds = known_worlds(deployments)
+    Clients and prompts are those of all, or a column with a row for each."""
+    columns = columns_of(several)
+    worlds = _known_worlds(columns)
     if worlds is None:
         return None
-    hardware = Hardware(deployments)
-    put_in_worlds(hardware, worlds)
+    for side, own in zip(columns.sides, worlds, strict=True):
+        _put_in_worlds(side, own)
     clients = concurrency * np.ones((1, WORLDS))
-    found = steady_state(hardware, clients, input_tokens, output_tokens, cached_tokens=cached_tokens)
-    return measured(worlds, worlds, found.ttft_s, found.tpot_s, clients, output_tokens)
-
-
-def services_in_worlds(
-    services: Sequence[Disaggregated], concurrency: float, input_tokens: float, output_tokens: float,
-    cached_tokens: float = 0.0,
-) -> WorldEstimates | None:  # fmt: skip
-    prefill, decode = known_worlds([one.prefill for one in services]), known_worlds([one.decode for one in services])
-    if prefill is None or decode is None:
-        return None
-    sides = Sides(services)
-    put_in_worlds(sides.prefill, prefill)
-    put_in_worlds(sides.decode, decode)
-    clients = np.full((1, WORLDS), float(concurrency))
-    found = disaggregated_state(sides, clients, input_tokens, output_tokens, cached_tokens=cached_tokens)
-    return measured(prefill, decode, found.ttft_s, found.tpot_s, concurrency, output_tokens)
+    state = state_of(columns, clients, input_tokens, output_tokens, cached_tokens)
+    # With what measurements are off by besides, and the throughput that follows.
+    ttft = state.ttft_s * np.exp(_metric(worlds[0], _TTFT))
+    tpot = state.tpot_s * np.exp(_metric(worlds[-1], _TPOT))
+    return WorldEstimates(ttft, tpot, clients / (ttft + tpot * (output_tokens - 1.0)) * output_tokens)
 
 
 def estimate_in_worlds(one: Servable, found: Estimate, lengths: tuple[int, int]) -> WorldEstimates:
     """Of an estimate, at its own load; where nothing says how sure it is, it is the same in all worlds."""
-    if isinstance(one, Disaggregated):
-        drawn = services_in_worlds([one], found.concurrency, *lengths)
-    else:
-        drawn = in_worlds([one], found.concurrency, *lengths)
     every = np.ones((1, WORLDS))
-    return drawn or WorldEstimates(found.ttft_s * every, found.tpot_s * every, found.output_tokens_per_s * every)
+    return in_worlds([one], found.concurrency, *lengths) or WorldEstimates(
+        found.ttft_s * every, found.tpot_s * every, found.output_tokens_per_s * every
+    )
 
 
-def known_worlds(deployments: Sequence[Deployment]) -> list[Worlds] | None:
-    worldses = [deployment.correction.worlds for deployment in deployments if deployment.correction.worlds is not None]
-    return worldses if len(worldses) == len(deployments) else None
+def _known_worlds(columns: Columns) -> list[list[Worlds]] | None:
+    """By side and deployment; None where one of them has none."""
+    known = [[deployment.correction.worlds for deployment in side.deployments] for side in columns.sides]
+    own = [[worlds for worlds in side if worlds is not None] for side in known]
+    return own if list(map(len, own)) == list(map(len, known)) else None
 
 
-def put_in_worlds(hardware: Hardware, worlds: Sequence[Worlds]) -> None:
+def _metric(worlds: Sequence[Worlds], metric: int) -> Array:
+    """By how much a measurement of each deployment is off besides its constants, as logarithms."""
+    return np.stack([own.metrics[:, metric] for own in worlds])
+
+
+def _put_in_worlds(hardware: Hardware, worlds: Sequence[Worlds]) -> None:
     """From now on the hardware has a column a world: its constants, and how many drafts are kept."""
     logs = np.stack([world.constants for world in worlds])
     hardware.put_off({name: logs[:, :, i] for i, name in enumerate(CONSTANTS)})
@@ -106,17 +99,6 @@ def put_in_worlds(hardware: Hardware, worlds: Sequence[Worlds]) -> None:
 def two_piece(deviations: Array, low: float, high: float) -> Array:
     """Logarithms of a quantity whose 80% interval has these ends, as logarithms over its middle."""
     return np.asarray(np.where(deviations < 0.0, -deviations * min(low, 0.0), deviations * max(high, 0.0)) / END)
-
-
-def measured(
-    prefill: Sequence[Worlds], decode: Sequence[Worlds], ttft_s: Array, tpot_s: Array,
-    concurrency: float | Array, output_tokens: float,
-) -> WorldEstimates:  # fmt: skip
-    """With what measurements are off by besides, and the throughput that follows."""
-    ttft = ttft_s * np.exp(np.stack([worlds.metrics[:, _TTFT] for worlds in prefill]))
-    tpot = tpot_s * np.exp(np.stack([worlds.metrics[:, _TPOT] for worlds in decode]))
-    requests_per_s = concurrency / (ttft + tpot * (output_tokens - 1.0))
-    return WorldEstimates(ttft, tpot, requests_per_s * output_tokens)
 
 
 def world_logs(several: Sequence[Servable], input_tokens: float, output_tokens: float) -> Array:
@@ -132,38 +114,9 @@ def world_logs(several: Sequence[Servable], input_tokens: float, output_tokens: 
         if all(side.correction.worlds is not None for side in sides):
             key = isinstance(one, Disaggregated), one.model.id, one.precision.id, one.kv_format
             groups.setdefault(key, []).append(place)
-    for (apart, *_), places in groups.items():
-        some = [several[place] for place in places]
-        services = [one for one in some if isinstance(one, Disaggregated)]
-        found[places] = (
-            _logs_of_services(services, input_tokens, output_tokens)
-            if apart
-            else _logs_of_replicas([one for one in some if isinstance(one, Deployment)], input_tokens, output_tokens)
-        )
+    for places in groups.values():
+        found[places] = _logs([several[place] for place in places], input_tokens, output_tokens)
     return found
-
-
-def _logs_of_replicas(several: Sequence[Deployment], input_tokens: float, output_tokens: float) -> Array:
-    worlds = known_worlds(several) or []
-    hardware = Hardware(several)
-    columns = _moved(hardware, 1, 0)
-    clients = _clients(hardware, input_tokens, output_tokens)
-    state = steady_state(hardware, np.broadcast_to(clients, (len(several), columns)), input_tokens, output_tokens)
-    moves = _moves(hardware, worlds)
-    return _logs(state.ttft_s, state.tpot_s, moves, worlds, worlds, output_tokens)
-
-
-def _logs_of_services(services: Sequence[Disaggregated], input_tokens: float, output_tokens: float) -> Array:
-    prefill, decode = ([getattr(service, side) for service in services] for side in ("prefill", "decode"))
-    first, then = known_worlds(prefill) or [], known_worlds(decode) or []
-    sides, moved = Sides(services), 2 * (len(CONSTANTS) + 1)
-    columns = _moved(sides.prefill, 1, moved)
-    _moved(sides.decode, 1 + moved, 0)
-    clients = _clients(sides.decode, input_tokens, output_tokens) * sides.decode_replicas
-    wide = np.broadcast_to(clients, (len(services), columns))
-    state = disaggregated_state(sides, wide, input_tokens, output_tokens)
-    moves = np.concatenate([_moves(sides.prefill, first), _moves(sides.decode, then)], axis=2)
-    return _logs(state.ttft_s, state.tpot_s, moves, first, then, output_tokens)
 
 
 def _clients(hardware: Hardware, input_tokens: float, output_tokens: float) -> Array:
@@ -172,18 +125,16 @@ def _clients(hardware: Hardware, input_tokens: float, output_tokens: float) -> A
     return np.clip(held_sequences(hardware, held, np.zeros((1, 1))), 1.0, 32.0)
 
 
-def _moved(hardware: Hardware, first: int, after: int) -> int:
-    """Gives the hardware a column for nothing moved, one for each constant moved up and one for each moved down, drafts
-    that are kept after the constants; with `first` and `after` further columns around them. How many that are."""
+def _move(hardware: Hardware, first: int, columns: int) -> None:
+    """Gives the hardware so many columns: from `first` on one for each constant moved up and one for each moved down,
+    drafts that are kept after the constants; in the others nothing is moved."""
     moved = len(CONSTANTS) + 1
-    columns = first + 2 * moved + after
     logs = np.zeros((moved, 1, columns))
     for i in range(moved):
         logs[i, 0, first + i], logs[i, 0, first + moved + i] = _MOVE, -_MOVE
     hardware.put_off({name: logs[i] for i, name in enumerate(CONSTANTS)})
     if hardware.speculates:
         hardware.tokens_per_step = hardware.tokens_per_step * np.exp(logs[-1])
-    return columns
 
 
 def _moves(hardware: Hardware, worlds: Sequence[Worlds]) -> Array:
@@ -195,18 +146,27 @@ def _moves(hardware: Hardware, worlds: Sequence[Worlds]) -> Array:
     return np.concatenate([np.maximum(both, 0.0), np.maximum(-both, 0.0)], axis=2)
 
 
-def _logs(
-    ttft_s: Array, tpot_s: Array, moves: Array, prefill: Sequence[Worlds], decode: Sequence[Worlds],
-    output_tokens: float,
-) -> Array:  # fmt: skip
-    """From what each move makes of the steady state to what each world does."""
-    request_s = ttft_s + tpot_s * (output_tokens - 1.0)
+def _logs(several: Sequence[Servable], input_tokens: float, output_tokens: float) -> Array:
+    """From what each move of a constant makes of the steady state to what each world does."""
+    columns, moved = columns_of(several), 2 * (len(CONSTANTS) + 1)
+    sides, worlds = columns.sides, _known_worlds(columns)
+    assert worlds is not None, "deployments that nobody calibrated are left out"
+    count = 1 + moved * len(sides)
+    for i, side in enumerate(sides):
+        _move(side, 1 + i * moved, count)
+    clients = _clients(sides[-1], input_tokens, output_tokens)
+    if isinstance(columns, Sides):
+        clients = clients * columns.decode_replicas
+    state = state_of(columns, np.broadcast_to(clients, (len(several), count)), input_tokens, output_tokens)
+    moves = np.concatenate([_moves(side, own) for side, own in zip(sides, worlds, strict=True)], axis=2)
+    request_s = state.ttft_s + state.tpot_s * (output_tokens - 1.0)
 
     def in_every_world(values: Array) -> Array:
         slopes = np.log(values[:, 1:] / values[:, :1]) / _MOVE
         return np.asarray(np.einsum("dwm,dm->dw", moves, slopes))
 
-    off = [np.stack([worlds.metrics[:, i] for worlds in side]) for side, i in ((prefill, _TTFT), (decode, _TPOT))]
-    waiting = (ttft_s / request_s)[:, :1]
-    rate = -in_every_world(request_s) - waiting * off[0] - (1.0 - waiting) * off[1]
-    return np.stack([in_every_world(ttft_s) + off[0], in_every_world(tpot_s) + off[1], rate], axis=2)
+    ttft_off, tpot_off = _metric(worlds[0], _TTFT), _metric(worlds[-1], _TPOT)
+    waiting = (state.ttft_s / request_s)[:, :1]
+    rate = -in_every_world(request_s) - waiting * ttft_off - (1.0 - waiting) * tpot_off
+    logs = in_every_world(state.ttft_s) + ttft_off, in_every_world(state.tpot_s) + tpot_off, rate
+    return np.stack(logs, axis=2)

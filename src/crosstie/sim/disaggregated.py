@@ -16,7 +16,6 @@ from crosstie.core.errors import BadInput
 from crosstie.perf.disaggregated import Sides, transfer
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
-from crosstie.sim.arrivals import Arrival, Latencies, latencies_of
 from crosstie.sim.engine import Engine, Key, Token
 from crosstie.sim.prefix_cache import PrefixCache
 
@@ -378,18 +377,3 @@ class DisaggregatedEngine:
             job = self._outside.popleft()
             if not job.gone:
                 self._prefill(job, now - self.request_s)
-
-
-def simulate_apart(service: Disaggregated, requests: Sequence[Arrival]) -> Latencies:
-    """Open traffic on one service, as `sim.arrivals.simulate` on one replica."""
-    if not requests:
-        raise BadInput("no request to simulate")
-    ordered = sorted(requests)
-    inputs = sum(r.input_tokens for r in ordered) / len(ordered)
-    outputs = sum(r.output_tokens for r in ordered) / len(ordered)
-    engine = DisaggregatedEngine(service, inputs, outputs)
-    told: list[Token] = []
-    for index, request in enumerate(ordered):
-        told += engine.advance(request.arrival_s)
-        engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s, request.cached_tokens)
-    return latencies_of(engine, ordered, told + engine.advance(math.inf))

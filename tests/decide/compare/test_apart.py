@@ -11,7 +11,8 @@ from crosstie.core.errors import BadInput
 from crosstie.decide.compare.apart import compare_apart
 from crosstie.decide.compare.scorecard import Load
 from crosstie.perf.disaggregated import Sides, disaggregated_state
-from crosstie.perf.estimate_apart import SideLayout, estimate_apart, matched, parse_layout
+from crosstie.perf.estimate import estimate
+from crosstie.perf.service_layouts import SideLayout, matched, parse_layout
 
 
 def test_layouts_are_read_as_they_are_shown() -> None:
@@ -88,7 +89,7 @@ def test_numbers_of_both_sides_match_the_load(catalog: Catalog) -> None:
     (service,) = matched([(one, one)], way, input_tokens=4000, output_tokens=300, most_gpus=12, sequences=(64,))
     busy = disaggregated_state(Sides([service]), 64 * service.decode_replicas, 4000, 300).prefill_busy[0, 0]
     assert 0.4 < busy <= 1.0
-    assert estimate_apart(service, concurrency=64, input_tokens=4000, output_tokens=300).output_tokens_per_s > 0
+    assert estimate(service, concurrency=64, input_tokens=4000, output_tokens=300).output_tokens_per_s > 0
 
 
 def test_the_command_shows_and_tells_it(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:

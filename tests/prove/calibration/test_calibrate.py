@@ -10,9 +10,9 @@ import pytest
 from tests.conftest import Command
 from tests.prove.calibration.rows import point, row, written
 
+from crosstie.catalog.benchmarks import Protocols
 from crosstie.catalog.calibration import FORMAT, Calibration, calibration_text, empty, read_calibration, subject_of
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import Protocols
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress

@@ -8,8 +8,8 @@ import pytest
 from tests.conftest import Command
 from tests.prove.calibration.rows import point, row, written
 
+from crosstie.catalog.benchmarks import Dataset, Protocols
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import Dataset, Protocols
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
 from crosstie.prove.calibration.cases import Cases, MeasuredCase

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.run.emulate.running import CATALOG, LARGE, SMALL, fleet, pool
+from tests.sim.open_traffic import Arrival, simulate
 
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadInput
@@ -21,7 +22,6 @@ from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
-from crosstie.sim.arrivals import Arrival, simulate
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.emulate.faults import Fault
 from crosstie_gateway.emulate.fleet import EmulatedFleet, start

@@ -14,8 +14,8 @@ from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.scorecard import Load
 from crosstie.perf.disaggregated import Sides, disaggregated_state, transfer
 from crosstie.perf.estimate import estimate
-from crosstie.perf.estimate_apart import SideLayout, estimate_apart, parse_layout
 from crosstie.perf.fit import place
+from crosstie.perf.service_layouts import SideLayout, parse_layout
 
 _BUSY = 0.95
 _ROOM = ("memory capacity", "engine limit")
@@ -97,7 +97,7 @@ def compare_apart(
                 link="fabric" if first.id == second.id and gpus <= first.domain else "network",
             )
             lengths = {"input_tokens": load.input_tokens, "output_tokens": load.output_tokens}
-            got = estimate_apart(service, concurrency=load.concurrency, **lengths)
+            got = estimate(service, concurrency=load.concurrency, **lengths)
             part = max(round(load.concurrency * sides[1].parallelism.gpus / gpus), 1)
             together = estimate(sides[1], concurrency=part, **lengths)
         except (DoesNotFit, BadInput) as error:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from crosstie.catalog.lora import popularity_of, shipped_lora, slots_of
-from crosstie.catalog.popularity import most_in_flight
+from crosstie.catalog.lora import most_in_flight, popularity_of, shipped_lora, slots_of
 from crosstie.core.deployment import Adapters, Deployment, LoraTargets
 from crosstie.core.estimate import METRICS, Correction
 from crosstie.core.workload import Lora, RequestClass

@@ -22,7 +22,6 @@ from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
 from crosstie.decide.plan.reuse import hit_rate
 from crosstie.perf.estimate import estimate
-from crosstie.perf.estimate_apart import estimate_apart
 from crosstie.perf.memory import memory_plan
 
 _MILLION = 1e6
@@ -290,7 +289,7 @@ def _estimate(one: Servable, piece: Slice, in_flight: float, cached_tokens: int 
         "output_tokens": max(round(piece.output_tokens), 1),
         "cached_tokens": cached_tokens,
     }
-    return estimate_apart(one, **load) if isinstance(one, Disaggregated) else estimate(one, **load)
+    return estimate(one, **load)
 
 
 def _named(pools: list[PoolPlan]) -> list[PoolPlan]:

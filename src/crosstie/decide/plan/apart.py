@@ -16,9 +16,9 @@ from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import GRID, LoadCurve, extra_prefill_s
 from crosstie.decide.plan.reuse import reused_apart
 from crosstie.perf.disaggregated import Sides, WithoutQueues, without_queues
-from crosstie.perf.estimate_apart import matched
 from crosstie.perf.hardware import Array
 from crosstie.perf.memory import cache_sequences
+from crosstie.perf.service_layouts import matched
 
 # Of each kind of replica so many splits are tried, the narrowest that hold the longest request.
 _SPLITS = 3

@@ -8,7 +8,6 @@ from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter, Pool, PoolApart, PoolSide
 from crosstie.core.model import Model
-from crosstie.perf.estimate_apart import parse_layout
 from crosstie.perf.fit import (
     DOES_NOT_FIT,
     Placement,
@@ -18,6 +17,7 @@ from crosstie.perf.fit import (
     smallest_layout,
     surely_fits,
 )
+from crosstie.perf.service_layouts import parse_layout
 from crosstie.port.preflight.engine import EngineRelease, engine_from, engines
 from crosstie.port.recipe.published import PublishedLimits, public_recipe, published_limits
 

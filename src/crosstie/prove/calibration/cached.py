@@ -4,9 +4,8 @@ and the memory of the deployment."""
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from crosstie.catalog.benchmarks import PrefixBenchmark, SessionBenchmark
+from crosstie.catalog.benchmarks import BenchmarkSettings, PrefixBenchmark, SessionBenchmark
 from crosstie.catalog.loading import shipped_loading
-from crosstie.catalog.protocols import BenchmarkSettings
 from crosstie.core.units import UNITS
 from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
 

@@ -7,10 +7,17 @@ from typing import Literal
 
 import msgspec
 
-from crosstie.catalog.benchmarks import Benchmark, PrefixBenchmark, SessionBenchmark, shipped_benchmarks
+from crosstie.catalog.benchmarks import (
+    Benchmark,
+    BenchmarkSettings,
+    PrefixBenchmark,
+    Protocols,
+    SessionBenchmark,
+    shipped_benchmarks,
+    shipped_protocols,
+)
 from crosstie.catalog.calibration import CalibrationSubject, subject_of
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import BenchmarkSettings, Protocols, shipped_protocols
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import UnknownName

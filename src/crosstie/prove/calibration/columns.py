@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crosstie.catalog.acceptance import default_depth, parse_speculation
+from crosstie.catalog.benchmarks import BenchmarkSettings
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import TextConfig, model_of_text
-from crosstie.catalog.protocols import BenchmarkSettings
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadData, BadInput, CrosstieError, DoesNotFit, UnknownName
 from crosstie.core.model import Model

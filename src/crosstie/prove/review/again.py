@@ -11,7 +11,7 @@ import numpy as np
 from crosstie.catalog.calibration import Calibration, subject_of
 from crosstie.catalog.lengths import cut
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.prefixes import with_prefixes
+from crosstie.catalog.reuse import with_prefixes
 from crosstie.catalog.traces import Ints
 from crosstie.core.errors import CrosstieError
 from crosstie.core.estimate import SERVING

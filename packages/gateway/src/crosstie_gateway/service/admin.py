@@ -14,9 +14,8 @@ import msgspec
 from crosstie.catalog.addresses import ON_SOCKET, is_found, read_address
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.pools import read_pool
-from crosstie.catalog.reach import REACH_FILES
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.core.fleet import Fleet, Pool
+from crosstie.core.fleet import REACH_FILES, Fleet, Pool
 from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.notices import Level, Notice
 from crosstie_gateway.service.admin_view import DecisionView, FleetView, RecentDecisions, fleet_view, merged

@@ -9,7 +9,7 @@ from importlib import import_module
 from time import monotonic
 from typing import Any, NamedTuple
 
-from crosstie.catalog.engine_knowledge import endpoint
+from crosstie.catalog.addresses import endpoint
 from crosstie.core.errors import MissingExtra
 from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family, Samples

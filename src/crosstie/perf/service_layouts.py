@@ -1,4 +1,4 @@
-"""Estimates of disaggregated services, and services that could be: layouts and numbers of each side."""
+"""Layouts of disaggregated services, as they are written, and those whose sides match."""
 
 import math
 import re
@@ -11,20 +11,7 @@ import numpy as np
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import Estimate
-from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state, without_queues
-from crosstie.perf.estimate import (
-    RESOURCES,
-    basis,
-    bound,
-    ceiling,
-    check_lengths,
-    decode_bound,
-    roofline_fraction,
-    shares,
-)
-from crosstie.perf.step import shape, step
-from crosstie.perf.worlds import services_in_worlds
+from crosstie.perf.disaggregated import Sides, without_queues
 
 _SIDE = re.compile(
     r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)(?:@(?P<accelerator>[\w.-]{1,60}))?", re.IGNORECASE
@@ -68,64 +55,6 @@ def _side(text: str, side: str, expected: str) -> SideLayout:
             raise BadInput(f"'{side[:60]}' has {name.upper()} twice")
         parts[name.lower()] = int(width)
     return SideLayout(int(match["replicas"]), Parallelism(**parts), match["accelerator"])
-
-
-def estimate_apart(
-    service: Disaggregated, *, concurrency: int, input_tokens: int, output_tokens: int, cached_tokens: int = 0
-) -> Estimate:
-    """The steady state of one service, rates over the GPUs of both sides."""
-    sides = Sides([service])
-    for hardware in (sides.prefill, sides.decode):
-        check_lengths(hardware, input_tokens, output_tokens)
-    state = disaggregated_state(sides, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
-    alone = step(sides.decode, shape(1.0, input_tokens + output_tokens / 2))
-    worlds = services_in_worlds([service], concurrency, input_tokens, output_tokens, cached_tokens)
-    load = concurrency / service.gpus
-
-    def one(name: str) -> float:
-        return float(getattr(state, name)[0, 0])
-
-    return Estimate(
-        ttft_s=one("ttft_s"),
-        ttft_burst_s=one("ttft_burst_s"),
-        tpot_s=one("tpot_s"),
-        output_tokens_per_s=one("output_tokens_per_s"),
-        output_tokens_per_s_per_gpu=one("output_tokens_per_s_per_gpu"),
-        requests_per_s=one("requests_per_s"),
-        concurrency=float(concurrency),
-        decoding=one("decoding"),
-        concurrency_that_fits=float(np.floor(one("concurrency_that_fits"))),
-        prefill_bound=bound(state.prefill, 0),
-        decode_bound=decode_bound(state, 0),
-        prefill_roofline_fraction=roofline_fraction(state.prefill, 0),
-        decode_roofline_fraction=roofline_fraction(state.decode, 0),
-        single_stream_tokens_per_s=float(sides.decode.tokens_per_step[0, 0] / alone.total_s[0, 0]),
-        single_stream_ceiling_tokens_per_s=ceiling(service.decode),
-        gpu_s_per_token=_spending(service, state, input_tokens, output_tokens),
-        decode_shares=shares(state.decode, 0),
-        interval=worlds.interval(0, {name: one(name) for name in ("ttft_s", "tpot_s", "output_tokens_per_s")})
-        if worlds
-        else None,
-        basis=f"prefill: {basis(service.prefill, load)}; decode: {basis(service.decode, load)}",
-        extrapolated=service.prefill.correction.extrapolated or service.decode.correction.extrapolated,
-    )
-
-
-def _spending(
-    service: Disaggregated, state: DisaggregatedState, input_tokens: int, output_tokens: int
-) -> dict[str, float]:
-    """GPU-seconds per output token that each side works; what it idles is in neither."""
-    prefill_s, rate = float(state.prefill.total_s[0, 0]), float(state.requests_per_s[0, 0])
-    busy_s = float(state.prefill_busy[0, 0]) * service.prefill_gpus / max(rate * output_tokens, 1e-12)
-    prompts = busy_s / max(prefill_s, 1e-12)
-    sequences = max(float(state.decoding[0, 0]) / service.decode_replicas, 1.0)
-    steps = (output_tokens - 1) / output_tokens
-    answers = service.decode.parallelism.gpus * steps / sequences
-
-    return {
-        **{f"prefill {name}": prompts * float(of(state.prefill)[0, 0]) for name, of in RESOURCES.items()},
-        **{f"decode {name}": answers * float(of(state.decode)[0, 0]) for name, of in RESOURCES.items()},
-    }
 
 
 def matched(
