@@ -157,7 +157,7 @@ def test_explain_of_a_running_gateway_is_what_the_command_says(crosstie: Command
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet()))
     with serving(tmp_path, file, "--emulate", "--speed", "20") as running:
-        (got,) = asked(started(tmp_path, "--gateway", running.url), ("explain", {"model": SMALL, "input_tokens": 3000}))
+        (got,) = asked(started(tmp_path, "--gateway", running.url), ("explain", {"model": SMALL, "input": 3000}))
         said = json.loads(crosstie("explain", "--url", running.url, "--model", SMALL, "--input", "3000", "--json").out)
     assert got.structured_content.keys() == said.keys()
     for key in ("outcome", "pool", "policy", "request"):

@@ -67,15 +67,19 @@ for _more in (update_command, revert_command, status_command, pack_command):
 @command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
 @click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
 @click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
+@click.option("--search", metavar="TEXT", default="", help="Only rows with this text in some cell.")
 @answer_options("names, layers, instruction sets, links and sources")
-def list_command(kind: str, on: str | None, wanted: Wanted) -> int:
+def list_command(kind: str, on: str | None, search: str, wanted: Wanted) -> int:
     """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices, and the
     acceptance of speculative decoding: tokens kept a step by the number of drafts."""
     catalog = Catalog()
     only = [catalog.accelerator(name).id for name in names_in(on)] if on else None
     if only and kind != "prices":
         raise BadInput("--on goes with `list prices`")
-    rows = overview(catalog, kind, only)
+    rows = [
+        row for row in overview(catalog, kind, only)
+        if any(search.casefold() in str(cell).casefold() for cell in row.values())
+    ]  # fmt: skip
     wanted.give(lambda: rows, lambda details: _listed(kind, rows, details))
     return 0
 

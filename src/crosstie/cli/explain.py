@@ -60,6 +60,9 @@ def command(
 
 def asked_of(url: str, body: bytes, hints: Mapping[str, object]) -> dict[str, Any]:
     """What the gateway there says it would do with such a request."""
+    for name, value in hints.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise BadInput(f"--{'class' if name == 'name' else name}: must be one line of text")
     headers = [(b"x-crosstie-" + _HINTS[key], str(value).encode()) for key, value in hints.items() if value is not None]
     if key := os.environ.get("OPENAI_API_KEY", "").strip():
         headers.append((b"authorization", f"Bearer {key}".encode()))
@@ -81,10 +84,6 @@ def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int
             return file.read_bytes()
     if not model:
         raise BadInput("name a request file, or --model and --input")
-    return body_of(model, inputs, outputs)
-
-
-def body_of(model: str, inputs: int | None, outputs: int | None) -> bytes:
     # Ids in the place of text have a known length.
     asked: dict[str, object] = {"model": model, "prompt": [1] * (inputs or 1000)}
     if outputs:

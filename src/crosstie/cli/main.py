@@ -128,7 +128,7 @@ def run() -> None:
         status = crosstie.main(prog_name="crosstie", standalone_mode=False)
         sys.stdout.flush()
     except BadParameter as error:
-        fail(f"{_OPTIONS.get(error.parameter, f'--{error.parameter}')} {error.rest}")
+        fail(as_typed(error))
     except CrosstieError as error:
         fail(str(error))
     except click.exceptions.NoArgsIsHelpError as error:
@@ -162,6 +162,11 @@ def _replace_what_is_closed() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+def as_typed(error: BadParameter) -> str:
+    """By the option, not the parameter of the library."""
+    return f"{_OPTIONS.get(error.parameter, f'--{error.parameter}')} {error.rest}"
 
 
 def fail(message: str) -> None:

@@ -11,7 +11,7 @@ from crosstie.catalog.releases import releases_folder
 from crosstie.catalog.writing import in_words
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.mcp_guard import read_only
-from crosstie.cli.mcp_tools import TOOLS, described, schema_of
+from crosstie.cli.mcp_tools import TOOLS, described
 from crosstie.cli.options import FILE, whole_option
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.web.parts import Table
@@ -37,7 +37,7 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, wa
     models, workloads, fleets and traces beneath it. Needs the extra mcp.
     """
     if listing:
-        wanted.give(lambda: list(map(_described, TOOLS)), lambda _: [_tools()])
+        wanted.give(lambda: list(map(described, TOOLS)), lambda _: [_tools()])
         return 0
     if wanted.as_json:
         raise BadInput("--json goes with --tools: a server speaks JSON anyway")
@@ -62,13 +62,7 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, wa
 
 
 def _tools() -> Table:
-    return Table(["tool", "~what it answers"], [[name, described(kind)] for name, kind in TOOLS.items()])
-
-
-def _described(name: str) -> dict[str, object]:
-    kind = TOOLS[name]
-    schemas = {"input_schema": schema_of(kind), "output_schema": schema_of(kind.answers)}
-    return {"name": name, "description": described(kind), **schemas}
+    return Table(["tool", "~what it answers"], [[name, tool.says] for name, tool in TOOLS.items()])
 
 
 def _entered(root: Path) -> Path:

@@ -17,7 +17,7 @@ from crosstie.cli.options import FILE, gathered, on_option, real_option
 from crosstie.cli.plan_page import pools_csv, write_page
 from crosstie.cli.plan_show import DETAILS, plan_parts
 from crosstie.cli.progress import progress
-from crosstie.cli.show import json_text, print_json, show
+from crosstie.cli.show import caller, json_text, print_json, show
 from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.cli.watch_show import watched_json, watched_parts
 from crosstie.core.errors import BadInput, CrosstieError
@@ -87,7 +87,7 @@ _overriding = gathered(
 
 
 @click.command("plan")
-@click.argument("files", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=FILE)
+@click.argument("workload", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=FILE)
 @click.option("--fleet", type=FILE, metavar="FILE", help="Write the fleet that `serve` takes.")
 @click.option("--manifests", type=FILE, metavar="DIR", help="Write the fleet as Kubernetes manifests.")
 @click.option("--nodes", type=FILE, metavar="FILE",
@@ -105,7 +105,7 @@ _overriding = gathered(
               help="Print a workload to start from: assistant, agents, or the sessions of a recording.")  # fmt: skip
 @answer_options(DETAILS, html=True)
 def command(
-    files: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None, save: Path | None,
+    workload: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None, save: Path | None,
     watch: bool, given: Overrides, quick: bool, simulated: bool, checked: bool, plot: Path | None,
     table: Path | None, example: str | None, wanted: Wanted,
 ) -> int:  # fmt: skip
@@ -136,8 +136,8 @@ def command(
         named = [*(flag for flag, value in others.items() if value), *given.flags]
         if named:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(named)} cannot go with it")
-        return _watch(catalog, files, wanted)
-    if len(files) != 1:
+        return _watch(catalog, workload, wanted)
+    if len(workload) != 1:
         raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
     if quick and simulated:
         raise BadInput("--quick leaves out the simulation that --simulate asks for: give one of them")
@@ -146,12 +146,13 @@ def command(
     if manifests and manifests.is_file():
         raise BadInput(f"--manifests {manifests}: is a file, and manifests are a folder of them")
     there = read_nodes(catalog, nodes) if nodes else None
-    file = find_workload(files[0])
+    asking = caller()
+    typed = asking.workload if asking else None
+    file = find_workload(workload[0]) if typed is None else Path("workload_toml")
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
-    workload = read_workload(catalog, file)
-    workload = overridden(catalog, workload, given)
+    asked = overridden(catalog, read_workload(catalog, file, typed), given)
     with progress("planning") as on_progress:
-        made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
+        made = plan(catalog, asked, confirm=not quick, on_progress=on_progress)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
     if save:

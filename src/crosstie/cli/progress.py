@@ -18,6 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from crosstie.cli.show import caller
 from crosstie.core.progress import OnProgress, no_progress
 
 _REST_OF_LINE = 56
@@ -38,6 +39,9 @@ class _Count(ProgressColumn):
 def progress(what: str = "", *, in_bytes: bool = False) -> Iterator[OnProgress]:
     """What long calls take as `on_progress`. Silent in pipes, on terminals that cannot move the cursor, and where the
     command was asked for --json."""
+    if asking := caller():
+        yield asking.on_progress
+        return
     stream = Console(stderr=True, highlight=False, markup=False)
     context = click.get_current_context(silent=True)
     as_json = context is not None and context.params.get("as_json")
