@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.answer import Drawing, Wanted, answer_options
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.options import FILE, dark_option, model_argument, on_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
@@ -29,7 +29,7 @@ from crosstie.prove.calibration.published import PublishedPoint, all_results, pu
 from crosstie.web.chart import Picture, check_picture, costs_picture, curves_picture
 from crosstie.web.parts import Parts, Table, across, closing, note
 from crosstie.web.report import KeyNumber
-from crosstie.web.roofline_chart import draw_roofline
+from crosstie.web.roofline_chart import roofline_picture
 
 INTERVAL = "80% interval"
 _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
@@ -80,9 +80,8 @@ def command(
         sizes, asked = replica.scaled(catalog, model, accelerators, gpus), replica.load
         wanted.give(lambda: scaled_json(sizes, asked), lambda _: scaled_parts(sizes, asked))
         return 0
-    pictures = [path for path in (plot, plot_cost, plot_context, plot_roofline) if path]
-    for picture in pictures:
-        check_picture(picture)
+    for file in filter(None, (plot, plot_cost, plot_context, plot_roofline)):
+        check_picture(file)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot or wanted.html else []
@@ -94,21 +93,14 @@ def command(
     prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or by_context else {}
     costs = frontiers(catalog, card, prices) if plot_cost or wanted.html else []
     contexts = context_curves(card, prices) if by_context else []
-    drawn = [
-        (_cost_picture(card, of, costs, prices), plot_cost),
-        (curves_picture(swept, title, published) if swept else None, plot),
-        (_cost_picture(card, of, contexts, prices, by_context=True), plot_context),
-    ]
-    for made, file in drawn:
-        if file and made is None:
-            raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
-        if file and made:
-            made.draw(file, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
-    if plot_roofline:
-        draw_roofline(roofs, f"{title}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark)
-    for picture in pictures if not wanted.as_json else ():
-        click.echo(f"drawn as {picture}", err=True)
+    by_cost = _cost_picture(card, of, costs, prices)
+    by_speed = curves_picture(swept, title, published) if swept else None
+    by_length = _cost_picture(card, of, contexts, prices, by_context=True)
+    Drawing(plot_cost, dark).draw(lambda: _priced(by_cost))
+    Drawing(plot, dark).draw(lambda: curves_picture(swept, title, published))
+    Drawing(plot_context, dark).draw(lambda: _priced(by_length))
+    Drawing(plot_roofline, dark).draw(lambda: roofline_picture(roofs, f"{title}, {card.load.concurrency:,} in flight"))
     several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
     # Without what a curve does not know.
     more: dict[str, object] = {
@@ -132,7 +124,7 @@ def command(
         shown,
         title=f"{card.model.name} on {', '.join(names)}",
         facts=lambda: facts(card),
-        pictures=[made for made, _ in drawn],
+        pictures=[by_cost, by_speed, by_length],
     )
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
@@ -150,6 +142,12 @@ def _cost_picture(
         what, asked = "Cost against latency", f"{lengths}, the best layout and load at each TPOT"
     priced = f"{USUAL.price} prices, the middle seller's{f' (none for {lacking})' if lacking else ''}"
     return costs_picture(curves, prices, f"{what}\n{of}: {asked}; {priced}", of=names, by_context=by_context)
+
+
+def _priced(picture: Picture | None) -> Picture:
+    if picture is None:
+        raise BadInput("none of these accelerators has a price by the hour in the catalog")
+    return picture
 
 
 def _published(card: Scorecard) -> list[PublishedPoint]:

@@ -33,7 +33,7 @@ from crosstie.port.recipe.forms.cluster import manifests as cluster_manifests
 from crosstie.port.recipe.names import with_names
 from crosstie.port.recipe.nodes import check_room, read_nodes
 from crosstie.web.chart import check_picture
-from crosstie.web.plan_chart import draw_plan
+from crosstie.web.plan_chart import plan_picture
 
 
 class Overrides(NamedTuple):
@@ -171,7 +171,7 @@ def command(
             click.echo(f"{left['pool']} left out of {manifests}: {left['why']}", err=True)
         click.echo(f"manifests written to {manifests}", err=True)
     if made.fleet and plot:
-        draw_plan(made, plot)
+        plan_picture(made).draw(plot)
         click.echo(f"plot written to {plot}", err=True)
     if made.fleet and table:
         write_text(table, pools_csv(content))

@@ -10,7 +10,7 @@ from msgspec import to_builtins
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
 from crosstie.cli.assignments import amount, read_option
 from crosstie.cli.options import FILE, real_option, whole_option
 from crosstie.cli.progress import progress
@@ -22,7 +22,6 @@ from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library
-from crosstie.web.chart import check_picture
 from crosstie.web.simulation_chart import course_picture, has_knee, knee_picture
 
 _POLICIES = get_args(Policy)
@@ -51,18 +50,13 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
 @whole_option("--processes", 1, 4096, "[default: one a core]")
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here. Needs the extra ray.")
-@click.option(
-    "--plot",
-    type=FILE,
-    metavar="FILE",
-    help="Utilisation and queues over time, or sessions at several loads (.html, .svg, .png, .pdf).",
-)
+@plot_option("Draw utilisation and queues over time, or sessions at several loads")
 @answer_options(DETAILS, html=True)
 def command(
     what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None,
     sessions: int | None, loads: str,
     policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
-    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, wanted: Wanted,
+    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Drawing, wanted: Wanted,
 ) -> int:  # fmt: skip
     """Sends traffic through a fleet in virtual time: the gateway's own routing, engines that work in steps.
 
@@ -87,8 +81,6 @@ def command(
         raise BadInput("--rate and --sessions: requests come by the clock, or after the answers before them")
     if class_name is not None and trace is None:
         raise BadInput("--class is for a trace; a workload has its own")
-    if plot is not None:
-        check_picture(plot)
     if ray is not None:
         ray_library()
     outages = [outage(text) for text in kill]
@@ -104,9 +96,8 @@ def command(
             on_progress=on_progress,
         )  # fmt: skip
     knee = knee_picture(simulation.runs) if has_knee(simulation.runs) else None
-    if plot is not None and simulation.runs:
-        (knee or course_picture(simulation.runs, outages)).draw(plot)
-        click.echo(f"plot written to {plot}", err=True)
+    if simulation.runs:
+        plot.draw(lambda: knee or course_picture(simulation.runs, outages))
     wanted.give(
         lambda: to_json(simulation),
         lambda details: simulation_parts(simulation, details),

@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, model_argument, on_option, whole_option
+from crosstie.cli.options import model_argument, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.tco_show import DETAILS, facts, parts, to_json
@@ -23,7 +22,6 @@ from crosstie.core.units import UNITS
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
-from crosstie.web.chart import check_picture
 from crosstie.web.tco_chart import tornado
 
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
@@ -66,13 +64,13 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--api", "ask_apis", is_flag=True, help="Also: an API instead, at what providers charge for the model.")
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
+@plot_option("Draw the tornado")
 @answer_options(DETAILS, html=True)
 def command(
     model: str,
     accelerators: str,
     replica: ReplicaOptions,
-    plot: Path | None,
+    plot: Drawing,
     wanted: Wanted,
     **terms: Any,
 ) -> int:
@@ -92,8 +90,6 @@ def command(
     GPU, usd what one B will cost you. Prices of the catalog are third parties' figures, so bring your own quotes.
     Exit status 1 when no accelerator can run the model.
     """
-    if plot:
-        check_picture(plot)
     catalog = Catalog()
     card = replica.scorecard(catalog, model, accelerators)
     request = _request(catalog, [entry.accelerator for entry in card.entries], **terms)
@@ -103,20 +99,16 @@ def command(
     except DoesNotFit as error:
         click.echo(str(error), err=True)
         return 1
-    if plot:
-        drawn = tornado(answer.assessed)
-        if drawn is None:
-            raise BadInput(f"--plot {plot}: every input is exact, so there is no tornado to draw")
-        drawn.draw(plot)
+    if plot.file and not answer.assessed.tornado:
+        raise BadInput(f"--plot {plot.file}: every input is exact, so there is no tornado to draw")
+    plot.draw(lambda: tornado(answer.assessed))
     wanted.give(
         lambda: to_json(answer),
         lambda details: parts(answer, details),
         title=f"What {card.model.name} costs to own",
         facts=lambda: facts(answer),
-        pictures=[tornado(answer.assessed)],
+        pictures=[tornado(answer.assessed)] if answer.assessed.tornado else [],
     )
-    if plot:
-        click.echo(f"drawn as {plot}", err=True)
     return 0
 
 
