@@ -30,11 +30,14 @@ class Drawing(NamedTuple):
     file: Path | None
     dark: bool
 
-    def draw(self, picture: "Callable[[], Picture]") -> None:
+    def draw(self, picture: "Callable[[], Picture | None]", otherwise: str = "") -> None:
+        """`otherwise`: why there is none."""
         if self.file is None:
             return
         try:
-            picture().draw(self.file, dark=self.dark)
+            if (made := picture()) is None:
+                raise BadInput(otherwise)
+            made.draw(self.file, dark=self.dark)
         except BadInput as error:
             raise BadInput(f"--plot {self.file}: {str(error).removeprefix(f'--plot {self.file}: ')}") from None
         click.echo(f"drawn as {self.file}", err=True)

@@ -34,6 +34,8 @@ from crosstie.web.roofline_chart import roofline_picture
 INTERVAL = "80% interval"
 _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
 
+_UNPRICED = "none of these accelerators has a price by the hour in the catalog"
+
 
 @click.command("compare")
 @model_argument
@@ -48,9 +50,7 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
 @dark_option
 @click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
-@click.option(
-    "--disaggregated", "--apart", "apart", metavar="P:D", help="Also disaggregated prefill and decode: 1xTP4:2xTP8."
-)
+@click.option("--disaggregated", "apart", metavar="P:D", help="Also disaggregated prefill and decode: 1xTP4:2xTP8.")
 @answer_options(_DETAILS, html=True)
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,
@@ -97,9 +97,9 @@ def command(
     by_cost = _cost_picture(card, of, costs, prices)
     by_speed = curves_picture(swept, title, published) if swept else None
     by_length = _cost_picture(card, of, contexts, prices, by_context=True)
-    Drawing(plot_cost, dark).draw(lambda: _priced(by_cost))
+    Drawing(plot_cost, dark).draw(lambda: by_cost, _UNPRICED)
     Drawing(plot, dark).draw(lambda: curves_picture(swept, title, published))
-    Drawing(plot_context, dark).draw(lambda: _priced(by_length))
+    Drawing(plot_context, dark).draw(lambda: by_length, _UNPRICED)
     Drawing(plot_roofline, dark).draw(lambda: roofline_picture(roofs, f"{title}, {card.load.concurrency:,} in flight"))
     several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
     # Without what a curve does not know.
@@ -142,12 +142,6 @@ def _cost_picture(
         what, asked = "Cost against latency", f"{lengths}, the best layout and load at each TPOT"
     priced = f"{USUAL.price} prices, the middle seller's{f' (none for {lacking})' if lacking else ''}"
     return costs_picture(curves, prices, f"{what}\n{of}: {asked}; {priced}", of=names, by_context=by_context)
-
-
-def _priced(picture: Picture | None) -> Picture:
-    if picture is None:
-        raise BadInput("none of these accelerators has a price by the hour in the catalog")
-    return picture
 
 
 def _published(card: Scorecard) -> list[PublishedPoint]:

@@ -108,7 +108,6 @@ def parts(said: dict[str, Any]) -> Parts:
     prefill = said.get("prefill")
     if prefill:
         yield f"its prompt by {prefill['replica']}, which holds {number(prefill['cached_tokens'])} tokens of it"
-    # A gateway of an older release does not say.
     if session := said.get("session"):
         yield _of_session(session)
     written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
@@ -117,14 +116,12 @@ def parts(said: dict[str, Any]) -> Parts:
         seen = pool["predicted"]
         numbers = [write(seen[key]) if seen else "-" for key, write in written.items()]
         chosen = "chosen" if pool["replica"] and pool["replica"] == said["replica"] else pool["dropped"] or ""
-        # A gateway of an older release does not say.
         if pool.get("planned"):
             chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(pool, said)}"
         rows.append([pool["replica"] or pool["pool"], *numbers, chosen])
     columns = ["replica", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
     yield Table(columns, rows)
     for pool in said["considered"]:
-        # A gateway of an older release does not say.
         if late := pool.get("of_late"):
             yield (
                 f"- {pool['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "

@@ -9,9 +9,9 @@ from rich.text import Text
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
 from crosstie.cli.options import model_argument, on_option
-from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, named_model, stack_option
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_options, named_model, stack_option
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.document import picked, plain
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
@@ -39,8 +39,8 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 @plot_option("Draw the memory of each replica")
 @answer_options(_DETAILS)
 def command(
-    model: str, accelerators: str | None, precisions: str, context: int | None, tp: int | None, pp: int | None,
-    ep: int | None, dp: int | None, kv: str, stack: str | None, plot: Drawing, wanted: Wanted,
+    model: str, accelerators: str | None, precisions: str, context: int | None, layout: Parallelism | None,
+    kv: str, stack: str | None, plot: Drawing, wanted: Wanted,
 ) -> int:  # fmt: skip
     """How MODEL sits on each accelerator: weights, KV cache, GPUs needed, sequences that fit.
 
@@ -58,7 +58,6 @@ def command(
     """
     catalog = Catalog()
     named, stored = named_model(catalog, model, precisions)
-    layout = layout_from(tp, pp, ep, dp)
     chosen, at_most = accelerators_on(catalog, accelerators, stack)
     result = fit(
         catalog,

@@ -1,6 +1,7 @@
 """What the tools of `crosstie mcp` answer, for their schemas: the keys of the documents that a reader needs first.
 
-Documents have more keys than these. Where a part of one is a noun of the library, its type is that noun.
+Documents have more keys than these. Where a part of one is a noun of the library, its type is that noun; what a row
+holds beside that is in the row.
 """
 
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -16,26 +17,11 @@ from crosstie.decide.plan.guide import Guided
 from crosstie.decide.plan.run_result import ClassResult, PoolResult
 from crosstie.perf.fit import Sizes
 
+Rows = list[dict[str, Any]]
+
 
 class Shortened(TypedDict):
     shortened: NotRequired[Annotated[list[str], Meta(description="What was left out; full=true has it.")]]
-
-
-class Placement(TypedDict):
-    accelerator: str
-    gpus: int
-    tp: int
-    precision: str
-    stack: str
-    fits: bool
-    verdict: str
-    fewest: Annotated[bool, Meta(description="Whether no layout of fewer GPUs holds it.")]
-    weight_bytes_per_gpu: float
-    kv_bytes_left_per_gpu: float
-    kv_tokens: float
-    sequences: float
-    sequences_interval: list[float]
-    basis: str
 
 
 class Assuming(TypedDict):
@@ -49,16 +35,14 @@ class Fit(Shortened, Assuming):
     active_parameters: float
     context: int
     sizes: list[Sizes]
-    placements: list[Placement]
+    placements: Annotated[Rows, Meta(description="`fewest`: whether no layout of fewer GPUs holds it.")]
     problems: dict[str, str]
 
 
 class ComparedOn(TypedDict):
     accelerator: str
-    deployment: dict[str, Any] | None
     estimate: Estimate | None
     problem: str | None
-    emulated: list[str]
 
 
 class Compare(Assuming):
@@ -68,34 +52,12 @@ class Compare(Assuming):
     verdicts: Annotated[list[str], Meta(description="A sentence a pair: who wins and why.")]
 
 
-class Quote(TypedDict):
-    usd: float
-    kind: str
-    provider: str
-    date: str
-    discount: float
-
-
-class PlannedPool(TypedDict):
-    name: str
-    model: str
-    accelerator: str
-    stack: str
-    replicas: int
-    gpus: int
-    usd_per_hour: float
-    limited_by: str
-    measured: str
-    carries: Annotated[list[dict[str, Any]], Meta(description="Classes of requests that go here, each with its why.")]
-
-
 class PlannedFleet(TypedDict):
     usd_per_hour: float
     usd_per_month: float
-    usd_over_horizon: float | None
     uncertainty: dict[str, Any] | None
     gpus: dict[str, int]
-    pools: list[PlannedPool]
+    pools: Annotated[Rows, Meta(description="`carries`: classes of requests that go here, each with its why.")]
 
 
 class Plan(Shortened, Assuming):
@@ -103,35 +65,27 @@ class Plan(Shortened, Assuming):
     feasible: bool
     obstacles: list[Any]
     fleet: PlannedFleet | None
-    prices: Annotated[dict[str, Quote], Meta(description="What was counted with: seller, kind and date.")]
+    prices: Annotated[dict[str, Any], Meta(description="What was counted with: seller, kind and date.")]
     single_vendor: dict[str, Any]
     runner_up: dict[str, Any] | None
-    flips: Annotated[list[dict[str, Any]], Meta(description="Prices and speeds at which the answer is another.")]
+    flips: Annotated[Rows, Meta(description="Prices and speeds at which the answer is another.")]
     guide: Annotated[list[Guided], Meta(description="Where requests go, by length, and why.")]
-    simulated: list[dict[str, Any]]
+    simulated: Rows
 
 
 class SimulatedRun(TypedDict):
     label: str
     policy: str
-    load: float
-    seed: int
-    requests: int
-    refused: int
-    usd_per_hour: float
-    usd_per_million_tokens: float | None
     within: Annotated[float, Meta(description="Share of requests that kept their targets.")]
     classes: list[ClassResult]
     pools: list[PoolResult]
-    unsteady: str | None
     holds: bool
 
 
 class Simulate(Shortened, Assuming):
-    asked: int
     holds: Annotated[bool, Meta(description="Whether every class kept its targets in every run.")]
     notes: list[str]
-    bounds: list[dict[str, Any]]
+    bounds: Rows
     runs: list[SimulatedRun]
 
 
@@ -143,7 +97,6 @@ class Preflight(Shortened):
     model: str
     engine: str
     verdicts: Annotated[dict[str, str], Meta(description="By accelerator: ready ... will not run.")]
-    layouts: dict[str, str]
     settings: dict[str, list[str]]
     findings: list[ShownFinding]
     effort: dict[str, Any]
@@ -155,8 +108,7 @@ class Explain(TypedDict):
     replica: str | None
     policy: str
     reason: str
-    request: dict[str, Any]
-    considered: Annotated[list[dict[str, Any]], Meta(description="Each pool: its prediction, or what dropped it.")]
+    considered: Annotated[Rows, Meta(description="Each pool: its prediction, or what dropped it.")]
 
 
 class CatalogShow(TypedDict):
@@ -165,4 +117,4 @@ class CatalogShow(TypedDict):
 
 
 class CatalogList(Shortened):
-    rows: list[dict[str, Any]]
+    rows: Rows

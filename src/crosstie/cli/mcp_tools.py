@@ -85,7 +85,7 @@ class Tool:
         fields: list[Any] = []
         for name, parameter in self.parameters.items():
             told = _ARGUMENTS.get(name) or getattr(parameter, "help", None) or ""
-            kind = Annotated[_kind(parameter), Meta(description=told)]
+            kind: Any = Annotated[_kind(parameter), Meta(description=told)]
             fields.append((name, kind) if parameter.required else (name, kind | None, None))
         if self.command is plan.command:
             fields.append(("workload_toml", _TOML | None, None))

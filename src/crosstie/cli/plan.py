@@ -46,7 +46,6 @@ class Overrides(NamedTuple):
     accelerators: str | None = None
     single_gpus: bool = False
     sure: float | None = None
-    sizing: str | None = None
     evidence: str | None = None
     only_known: bool = False
 
@@ -77,8 +76,6 @@ _overriding = gathered(
     on_option(f"Only these accelerators; {ON_THIS}."),
     click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes."),
     real_option("--sure", 50, 99, "How sure it should be. [default: 80]", metavar="PERCENT"),
-    # An older name: 80 or 50.
-    click.option("--sizing", type=click.Choice(["safe", "likely"]), hidden=True),
     click.option(
         "--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]"
     ),
@@ -96,9 +93,6 @@ _overriding = gathered(
 @click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
 @_overriding
 @click.option("--quick", is_flag=True, help="By closed forms alone: the fleet is not confirmed by simulation.")
-# As without it: plans are simulated unless --quick.
-@click.option("--simulate", "simulated", is_flag=True, hidden=True)
-@click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @click.option("--csv", "table", type=FILE, metavar="FILE", help="Write the pools as a table for spreadsheets.")
 @click.option("--example", is_flag=False, flag_value="assistant", metavar="[NAME|TRACE]",
@@ -106,7 +100,7 @@ _overriding = gathered(
 @answer_options(DETAILS, html=True)
 def command(
     workload: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None, save: Path | None,
-    watch: bool, given: Overrides, quick: bool, simulated: bool, checked: bool, plot: Path | None,
+    watch: bool, given: Overrides, quick: bool, plot: Path | None,
     table: Path | None, example: str | None, wanted: Wanted,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
@@ -130,17 +124,14 @@ def command(
         return 0
     catalog = Catalog()
     outputs = {"--fleet": fleet, "--save": save, "--plot": plot, "--html": wanted.html, "--csv": table}
-    simulated = simulated or checked
     if watch:
-        others = {**outputs, "--manifests": manifests, "--nodes": nodes, "--simulate": simulated, "--quick": quick}
+        others = {**outputs, "--manifests": manifests, "--nodes": nodes, "--quick": quick}
         named = [*(flag for flag, value in others.items() if value), *given.flags]
         if named:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(named)} cannot go with it")
         return _watch(catalog, workload, wanted)
     if len(workload) != 1:
         raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
-    if quick and simulated:
-        raise BadInput("--quick leaves out the simulation that --simulate asks for: give one of them")
     if nodes and not manifests:
         raise BadInput("--nodes is about --manifests, which is not given")
     if manifests and manifests.is_file():
@@ -245,7 +236,6 @@ def overridden(catalog: Catalog, workload: Workload, given: Overrides) -> Worklo
         reserved_usd_per_gpu_hour=_by_name("--reserved", given.reserved, usd, accelerator),
         accelerators=chosen,
         single_gpus=single_gpus,
-        sizing=given.sizing,
         sure=None if given.sure is None else given.sure / 100.0,
         only_known=given.only_known,
         evidence=given.evidence,

@@ -15,7 +15,7 @@ from crosstie.catalog.writing import write_folder
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, complete_models, on_option, whole_option
-from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_options, speculation_options
 from crosstie.cli.this_machine import ON_THIS, accelerators_on, engines_on
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter, Fleet
@@ -67,7 +67,7 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
 @kv_option
 @layout_options
-@click.option("--disaggregated", "--apart", "apart", metavar="P:D", help="Disaggregated: 1xTP4:2xTP8.")
+@click.option("--disaggregated", "apart", metavar="P:D", help="Disaggregated: 1xTP4:2xTP8.")
 @click.option("--connector", metavar="NAME", help="With --disaggregated: how the cache travels, such as vllm-nixl.")
 @speculation_options
 @click.option("--lora", "adapters", multiple=True, callback=_adapters, metavar="NAME=PATH", help="A LoRA adapter.")
@@ -149,14 +149,12 @@ def command(
 def _of_model(
     catalog: Catalog, model: str, accelerators: str, named: tuple[dict[str, str], ...], given: dict[str, Any]
 ) -> list[Recipe]:
-    tp, pp, ep, dp = (given.pop(name) for name in ("tp", "pp", "ep", "dp"))
-    layout = layout_from(tp, pp, ep, dp)
     weights, drafter, image = named
     recipes: list[Recipe] = []
     known, at_most = accelerators_on(catalog, accelerators, None)
     here = engines_on(accelerators)
     for accelerator in known:
-        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, layout=layout, installed=here, **given)
+        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, installed=here, **given)
         if pool.replica_gpus > at_most.get(accelerator.id, pool.replica_gpus):
             raise BadInput(f"a replica takes {pool.replica_gpus} {accelerator.id}; there are {at_most[accelerator.id]}")
         options = RecipeOptions(weights=weights, drafter=drafter, image=image, chosen=chosen)

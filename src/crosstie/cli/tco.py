@@ -31,7 +31,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
     "tco",
     cls=GroupedCommand,
     groups={
-        "Prices and assumptions": "--purchase --discount --engineers --engineer-usd --utilisation --set --vary",
+        "Prices and assumptions": "--purchase --discount --engineers --engineer-usd --set --vary",
         "Load and replica": "--input --output --concurrency --precision --tp --pp --ep --dp --kv --stack",
         "Alternatives to owning": "--rent --rent-usd --wait --api --api-input --api-output",
         "Samples": "--samples --seed",
@@ -50,7 +50,6 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
     help="Engineers that A needs more than the others; 12d: person-days, once, as preflight counts them.",
 )
 @click.option("--engineer-usd", type=float, metavar="USD", help="What one costs a year. Short for --set.")
-@click.option("--utilisation", metavar="F", help="Mean output over the operating point's. Short for --set.")
 @click.option(
     "--set", "settings", multiple=True, metavar="[A:]KEY=V", help="An assumption: `crosstie catalog show costs`."
 )
@@ -99,22 +98,20 @@ def command(
     except DoesNotFit as error:
         click.echo(str(error), err=True)
         return 1
-    if plot.file and not answer.assessed.tornado:
-        raise BadInput(f"--plot {plot.file}: every input is exact, so there is no tornado to draw")
-    plot.draw(lambda: tornado(answer.assessed))
+    plot.draw(lambda: tornado(answer.assessed), "every input is exact, so there is no tornado to draw")
     wanted.give(
         lambda: to_json(answer),
         lambda details: parts(answer, details),
         title=f"What {card.model.name} costs to own",
         facts=lambda: facts(answer),
-        pictures=[tornado(answer.assessed)] if answer.assessed.tornado else [],
+        pictures=[tornado(answer.assessed)],
     )
     return 0
 
 
 def _request(
     catalog: Catalog, chosen: Sequence[Accelerator], *, gpus: int, years: float, purchase: tuple[str, ...],
-    discount: tuple[str, ...], engineers: tuple[str, ...], engineer_usd: float | None, utilisation: str | None,
+    discount: tuple[str, ...], engineers: tuple[str, ...], engineer_usd: float | None,
     settings: tuple[str, ...], samples: int, seed: int, vary: str | None, rent: bool, rent_usd: tuple[str, ...],
     wait: str | None, ask_apis: bool, api_input: float | None, api_output: float | None,
 ) -> TcoRequest:  # fmt: skip
@@ -127,11 +124,6 @@ def _request(
     if rent_usd and not rent and wait is None:
         raise BadInput("--rent-usd changes nothing without --rent or --wait")
 
-    def share(option: str, text: str | None) -> float | None:
-        return None if text is None else read_option(f"{option} {text}", text, fraction)
-
-    shorts = {"engineer_usd_per_year": engineer_usd, "utilisation": share("--utilisation", utilisation)}
-
     def by_id(option: str, texts: tuple[str, ...]) -> dict[str, float]:
         return _by_id(catalog, chosen, option, assigned(option, texts, amount))
 
@@ -141,10 +133,10 @@ def _request(
         purchase_usd=by_id("--purchase", purchase),
         discount=_discounts(catalog, chosen, discount),
         engineers=_by_id(catalog, chosen, "--engineers", assigned("--engineers", engineers, partial(_staff, years))),
-        assumptions=_assumptions(catalog, chosen, settings, shorts),
+        assumptions=_assumptions(catalog, chosen, settings, {"engineer_usd_per_year": engineer_usd}),
         samples=samples,
         seed=seed,
-        vary=share("--vary", vary),
+        vary=None if vary is None else read_option(f"--vary {vary}", vary, fraction),
         rent=rent,
         rent_usd_per_hour=by_id("--rent-usd", rent_usd),
         api=ask_apis,

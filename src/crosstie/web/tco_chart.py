@@ -9,10 +9,12 @@ from crosstie.web.chart import Picture, colours, frame, in_percent, new_figure
 _NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"
 
 
-def tornado(assessed: Assessment) -> Picture:
-    """The widest bar on top; from the input's low end to its high end, around the likely answer."""
+def tornado(assessed: Assessment) -> Picture | None:
+    """The widest bar on top; from the input's low end to its high end, around the likely answer. None where every input
+    is exact."""
     moves = "; ".join(f"{describe(bar)}: {ends_of(bar)}" for bar in assessed.tornado[:3])
-    return Picture(lambda: _tornado(assessed), _NOTE, f"what moves the answer most: {moves}", {"axis": "x"})
+    made = Picture(lambda: _tornado(assessed), _NOTE, f"what moves the answer most: {moves}", {"axis": "x"})
+    return made if assessed.tornado else None
 
 
 def _tornado(assessed: Assessment) -> Any:
