@@ -101,7 +101,7 @@ def command(
     wanted.give(
         lambda: to_json(simulation),
         lambda details: simulation_parts(simulation, details),
-        title=f"{what}, simulated",
+        title=f"{what.name}, simulated",
         facts=lambda: facts(simulation),
         pictures=[knee or course_picture(simulation.runs[:1], outages)] if simulation.runs else [],
     )

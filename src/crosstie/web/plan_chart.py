@@ -93,7 +93,8 @@ def fleet_bars(plan: Plan) -> Iterator[Bars]:
     if doubt and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         low, high = doubt.low_usd_per_hour, doubt.high_usd_per_hour
         words = f"{dollars(low)} to {dollars(high)}"
-        bars.insert(1, ChartBar("the same pools, 80%", [BarSpan(low, high, "range", thin=True)], words))
+        if dollars(low) != dollars(high):
+            bars.insert(1, ChartBar("the same pools, 80%", [BarSpan(low, high, "range", thin=True)], words))
     yield Bars("What each fleet costs an hour", bars, note="predicted, not measured")
 
 
