@@ -21,7 +21,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.scenarios import Scenario
 from crosstie.cli.mcp_tools import TOOLS
 from crosstie.cli.scorecard import contest_json
-from crosstie.cli.ui_server import answered
+from crosstie.cli.ui import answered
 from crosstie.core.progress import no_progress
 from crosstie.decide.cost.reconcile import Reconciled, chosen, read_answers, reconcile
 from crosstie.decide.scorecard.contest import contest

@@ -19,8 +19,7 @@ from tests.lazily import Lazily
 from tests.small_workload import small, small_text
 from tests.waiting import comes_true
 
-from crosstie.cli import mcp_answers
-from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, Tool, schema_of
+from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, CatalogListAnswer, ExplainAnswer, Tool, schema_of
 from crosstie.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def test_every_tool_is_described_typed_and_read_only() -> None:
 
 
 def test_an_answer_of_other_types_than_the_schema_says_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = replace(TOOLS["catalog_show"], answers=mcp_answers.CatalogList)
+    wrong = replace(TOOLS["catalog_show"], answers=CatalogListAnswer)
     monkeypatch.setitem(TOOLS, "catalog_show", wrong)
     with pytest.raises(ExceptionGroup) as caught:
         called("catalog_show", {"name": "mi300x"})
@@ -325,7 +324,7 @@ def test_work_that_nobody_waits_for_any_more_ends(monkeypatch: pytest.MonkeyPatc
         finally:
             states.append("ended")
 
-    monkeypatch.setitem(TOOLS, "endless", Tool("Goes on until somebody ends it.", endless, "", mcp_answers.Explain))
+    monkeypatch.setitem(TOOLS, "endless", Tool("Goes on until somebody ends it.", endless, "", ExplainAnswer))
 
     async def cancelled() -> None:
         async with mcp.Client(mcp_server.make_server(NOWHERE)) as client, anyio.create_task_group() as tasks:

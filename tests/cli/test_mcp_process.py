@@ -96,7 +96,7 @@ def test_without_a_root_no_file_is_read(tmp_path: Path) -> None:
 GUARDED = """
 import os, subprocess, sys
 from pathlib import Path
-from crosstie.cli.mcp_guard import read_only
+from crosstie.cli.mcp import read_only
 folder, outside = map(Path, sys.argv[1:])
 read_only([folder])
 assert (folder / "a").read_text() == "a" and os.listdir(folder) == ["a"]

@@ -140,8 +140,8 @@ def test_a_circle_would_be_caught() -> None:
     assert circles(texts) == [["crosstie", "crosstie.a", "crosstie.b"], ["crosstie.c", "crosstie.d"]]
 
 
-# What agents ask and are answered has the name of its command; a cell of the board, that of what the router writes to.
-ONE_NAME_TWICE = ("crosstie.cli.mcp_answers", "crosstie.route.load")
+# A cell of the board, that of what the router writes to.
+ONE_NAME_TWICE = ("crosstie.route.load",)
 
 
 def test_a_class_has_its_name_to_itself() -> None:

@@ -200,12 +200,22 @@ def _wait(port: AdminPort, wanted: dict[str, Any], within_s: float) -> int:
             time.sleep(_LOOK_S)
 
 
-@command.command("undrain", epilog="Example: crosstie admin undrain chat-mi300x")
-@click.argument("target", metavar="POOL|URL")
-@_at_port
-def undrain(target: str, port: AdminPort, as_json: bool) -> int:
-    """Lets a drained pool or backend have requests again."""
-    return _answered(port, "undrain", _target(target), as_json)
+def _posting(name: str, what: str, *, about: str = "") -> None:
+    """A command that asks for one change, of the pool or backend `about` or of the whole gateway."""
+
+    def post(port: AdminPort, as_json: bool, target: str = "") -> int:
+        return _answered(port, name, _target(target) if target else {}, as_json)
+
+    asked = click.argument("target", metavar="POOL|URL")(post) if about else post
+    epilog = f"Example: crosstie admin {name} {about}".rstrip()
+    command.command(name, epilog=epilog, help=what)(_at_port(asked))
+
+
+_posting("undrain", "Lets a drained pool or backend have requests again.", about="chat-mi300x")
+_posting("remove", "Takes a pool or a backend out of the fleet; what is in flight there finishes.",
+         about="http://10.0.0.7:8000")  # fmt: skip
+_posting("reload", "Has the fleet file read again. Status 1: it is refused, with the reason, and the old one goes on.")
+_posting("reset", "Takes all changes back: the fleet is again what its file says.")
 
 
 @command.command("add", epilog="Example: crosstie admin add chat-mi300x http://10.0.0.7:8000")
@@ -230,34 +240,12 @@ def _pool_table(file: Path) -> dict[str, Any]:
     return pools[0]
 
 
-@command.command("remove", epilog="Example: crosstie admin remove http://10.0.0.7:8000")
-@click.argument("target", metavar="POOL|URL")
-@_at_port
-def remove(target: str, port: AdminPort, as_json: bool) -> int:
-    """Takes a pool or a backend out of the fleet; what is in flight there finishes."""
-    return _answered(port, "remove", _target(target), as_json)
-
-
 @command.command("weight", epilog="Example: crosstie admin weight chat-mi300x=3 chat-h200=1")
 @click.argument("weights", nargs=-1, required=True, metavar="POOL=WEIGHT...")
 @_at_port
 def weight(weights: tuple[str, ...], port: AdminPort, as_json: bool) -> int:
     """Sets pools' parts of the traffic under the `weighted` policy."""
     return _answered(port, "weight", {"weights": assigned("weight", weights, amount)}, as_json)
-
-
-@command.command("reload", epilog="Example: crosstie admin reload")
-@_at_port
-def reload(port: AdminPort, as_json: bool) -> int:
-    """Has the fleet file read again. Status 1: it is refused, with the reason, and the old one goes on."""
-    return _answered(port, "reload", {}, as_json)
-
-
-@command.command("reset", epilog="Example: crosstie admin reset")
-@_at_port
-def reset(port: AdminPort, as_json: bool) -> int:
-    """Takes all changes back: the fleet is again what its file says."""
-    return _answered(port, "reset", {}, as_json)
 
 
 @command.command("decisions", epilog="Example: crosstie admin decisions --follow --alternatives")

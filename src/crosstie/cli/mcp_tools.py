@@ -9,19 +9,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import click
 import msgspec
 from msgspec import Meta
 
+from crosstie.catalog.describe import FactLine
 from crosstie.catalog.library import Catalog
-from crosstie.cli import catalog, compare, explain, fit, mcp_answers, plan, preflight_model, simulate
+from crosstie.cli import catalog, compare, explain, fit, plan, preflight_model, simulate
 from crosstie.cli.main import as_typed
 from crosstie.cli.show import Caller
 from crosstie.cli.this_machine import folder_in
 from crosstie.core.errors import BadInput, BadParameter, UnknownName
+from crosstie.core.estimate import Estimate
+from crosstie.core.finding import Finding
 from crosstie.core.progress import OnProgress
+from crosstie.core.question import BuyersQuestion, Reckoning
+from crosstie.decide.compare.scorecard import Load
+from crosstie.decide.plan.guide import Guided
+from crosstie.decide.plan.run_result import ClassResult, PoolResult
+from crosstie.perf.fit import Sizes
 
 Document = dict[str, Any]
 
@@ -56,6 +64,110 @@ _ARGUMENTS = {
     "key": "Only this one and those under it: memory, dense.fp8, price.",
     "workload": "A shipped one (assistant, demo), or a file.",
 }
+
+# What tools answer, for their schemas: the keys of the documents that a reader needs first. Documents have more. Where
+# a part of one is a noun of the library, its type is that noun.
+Rows = list[dict[str, Any]]
+
+
+class Shortened(TypedDict):
+    shortened: NotRequired[Annotated[list[str], Meta(description="What was left out; full=true has it.")]]
+
+
+class Assuming(TypedDict):
+    assumptions: Annotated[BuyersQuestion, Meta(description="What it rests on, the same keys in every answer.")]
+    reckoned: Annotated[list[Reckoning], Meta(description="By accelerator: how it serves, what a GPU gives and costs.")]
+
+
+class FitAnswer(Shortened, Assuming):
+    model: str
+    parameters: float
+    active_parameters: float
+    context: int
+    sizes: list[Sizes]
+    placements: Annotated[Rows, Meta(description="`fewest`: whether no layout of fewer GPUs holds it.")]
+    problems: dict[str, str]
+
+
+class ComparedOn(TypedDict):
+    accelerator: str
+    estimate: Estimate | None
+    problem: str | None
+
+
+class CompareAnswer(Assuming):
+    model: str
+    load: Load
+    entries: list[ComparedOn]
+    verdicts: Annotated[list[str], Meta(description="A sentence a pair: who wins and why.")]
+
+
+class PlannedFleet(TypedDict):
+    usd_per_hour: float
+    usd_per_month: float
+    uncertainty: dict[str, Any] | None
+    gpus: dict[str, int]
+    pools: Annotated[Rows, Meta(description="`carries`: classes of requests that go here, each with its why.")]
+
+
+class PlanAnswer(Shortened, Assuming):
+    made: str
+    feasible: bool
+    obstacles: list[Any]
+    fleet: PlannedFleet | None
+    prices: Annotated[dict[str, Any], Meta(description="What was counted with: seller, kind and date.")]
+    single_vendor: dict[str, Any]
+    runner_up: dict[str, Any] | None
+    flips: Annotated[Rows, Meta(description="Prices and speeds at which the answer is another.")]
+    guide: Annotated[list[Guided], Meta(description="Where requests go, by length, and why.")]
+    simulated: Rows
+
+
+class SimulatedRun(TypedDict):
+    label: str
+    policy: str
+    within: Annotated[float, Meta(description="Share of requests that kept their targets.")]
+    classes: list[ClassResult]
+    pools: list[PoolResult]
+    holds: bool
+
+
+class SimulateAnswer(Shortened, Assuming):
+    holds: Annotated[bool, Meta(description="Whether every class kept its targets in every run.")]
+    notes: list[str]
+    bounds: Rows
+    runs: list[SimulatedRun]
+
+
+class ShownFinding(Finding, frozen=True, kw_only=True):
+    rests_on: Annotated[str, Meta(description="None of these is a run on an AMD GPU.")]
+
+
+class PreflightAnswer(Shortened):
+    model: str
+    engine: str
+    verdicts: Annotated[dict[str, str], Meta(description="By accelerator: ready ... will not run.")]
+    settings: dict[str, list[str]]
+    findings: list[ShownFinding]
+    effort: dict[str, Any]
+
+
+class ExplainAnswer(TypedDict):
+    outcome: str
+    pool: str | None
+    replica: str | None
+    policy: str
+    reason: str
+    considered: Annotated[Rows, Meta(description="Each pool: its prediction, or what dropped it.")]
+
+
+class CatalogShowAnswer(TypedDict):
+    name: str
+    facts: list[FactLine]
+
+
+class CatalogListAnswer(Shortened):
+    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -211,24 +323,24 @@ _REPLICA = "precision tp pp ep dp kv stack"
 TOOLS = {
     "fit": Tool(
         "How a model sits in memory on each accelerator: weights, KV cache, the fewest GPUs, sequences that fit.",
-        fit.command, f"model on context {_REPLICA}", mcp_answers.Fit, _short_fit,
+        fit.command, f"model on context {_REPLICA}", FitAnswer, _short_fit,
     ),
     "compare": Tool(
         "One model under one load on several accelerators: TTFT, TPOT, throughput with its interval, and why one wins. "
         "Predictions; each entry's estimate.basis says which measurements stand behind it.",
-        compare.command, f"model on input output concurrency {_REPLICA} speculation", mcp_answers.Compare,
+        compare.command, f"model on input output concurrency {_REPLICA} speculation", CompareAnswer,
     ),
     "plan": Tool(
         "The cheapest fleet for a workload: accelerators, pools, cost, what each vendor alone would cost, what would "
         "change it, and the reasons. The fleet is confirmed by simulation, which takes from seconds to minutes; quick "
         "leaves that out.",
         plan.command, "workload on price reserved discount prices single_gpus sure evidence only_known quick",
-        mcp_answers.Plan, _short_plan,
+        PlanAnswer, _short_plan,
     ),
     "simulate": Tool(
         "A fleet, a saved plan or a workload (planned first) under traffic in virtual time: percentiles, cost, queues. "
         "Nothing is measured: replicas take the time that the performance model predicts.",
-        simulate.command, "what workload fleet trace class rate load policy seeds requests kill", mcp_answers.Simulate,
+        simulate.command, "what workload fleet trace class rate load policy seeds requests kill", SimulateAnswer,
         _short_simulation, fixed=("--processes=1",),
     ),
     "preflight": Tool(
@@ -236,24 +348,24 @@ TOOLS = {
         "a verdict each. Nothing is run on an accelerator. Of a folder beneath --root it reads config.json, the "
         "quantisation config, the index and headers of safetensors or GGUF files, and of the tensors scales and FP8 "
         "weights (`scan`). It does not ask the Hugging Face hub.",
-        preflight_model.command, "model on engine tp ep kv context with env flag scan", mcp_answers.Preflight,
+        preflight_model.command, "model on engine tp ep kv context with env flag scan", PreflightAnswer,
         _short_preflight,
     ),
     "explain": Tool(
         "Where the running gateway would send a request now, and why: every pool with its prediction or what dropped "
         "it. The gateway is the one that the server was started for. Nothing is sent to any backend.",
-        explain.command, "model input output class ttft_ms tpot_ms priority pool", mcp_answers.Explain,
+        explain.command, "model input output class ttft_ms tpot_ms priority pool", ExplainAnswer,
         asks_others=True,
     ),
     "catalog_show": Tool(
         "Everything known of an accelerator, a model or an engine, prices included: each number with its basis, date, "
         "source, and other sources that differ. `costs` is what owning assumes.",
-        catalog.show_command, "name key", mcp_answers.CatalogShow,
+        catalog.show_command, "name key", CatalogShowAnswer,
     ),
     "catalog_list": Tool(
         "What the catalog holds, a row each; prices with seller, kind, date and source. catalog_show has the sources "
         "of an accelerator's, a model's or an engine's numbers.",
-        catalog.list_command, "kind on search", mcp_answers.CatalogList, _short_list,
+        catalog.list_command, "kind on search", CatalogListAnswer, _short_list,
     ),
 }  # fmt: skip
 
