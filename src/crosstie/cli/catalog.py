@@ -18,7 +18,7 @@ from crosstie.catalog.writing import in_words, write_text
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
 from crosstie.cli.options import FILE, json_option
-from crosstie.cli.show import print_json
+from crosstie.cli.show import tell
 from crosstie.core.errors import BadInput, UnknownName, near_names
 from crosstie.core.figures import number
 from crosstie.port.doctor.checks import checks
@@ -170,7 +170,7 @@ def _beside(rows: list[dict[str, Any]]) -> Parts:
 @json_option
 def path_command(as_json: bool) -> int:
     """Prints the folder where your own catalog files go."""
-    print_json({"path": str(user_directory())}) if as_json else click.echo(str(user_directory()))
+    tell({"path": str(user_directory())}, str(user_directory()), as_json=as_json)
     return 0
 
 
@@ -181,13 +181,9 @@ def check_command(files: tuple[Path, ...], as_json: bool) -> int:
     """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv, acceptance.csv), or without any the
     whole catalog."""
     good = {str(file): check_file(file) for file in files} if files else _check_whole()
-    if as_json:
-        print_json({"good": good})
-    elif files:
-        for name, kind in good.items():
-            click.echo(f"{name}: good ({kind})")
-    else:
-        click.echo("good: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in good.items()))
+    counts = "good: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in good.items())
+    kinds = "\n".join(f"{name}: good ({kind})" for name, kind in good.items())
+    tell({"good": good}, kinds if files else counts, as_json=as_json)
     return 0
 
 
@@ -226,10 +222,7 @@ def add_command(
         )  # fmt: skip
     target = (directory or user_directory()) / kind / f"{identifier}.toml"
     _keep(content, target, force)
-    if as_json:
-        print_json({"id": identifier, "kind": kind, "file": str(target)})
-    else:
-        click.echo(f"added {identifier} as {target}")
+    tell({"id": identifier, "kind": kind, "file": str(target)}, f"added {identifier} as {target}", as_json=as_json)
     return 0
 
 

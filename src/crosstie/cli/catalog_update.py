@@ -28,7 +28,7 @@ from crosstie.catalog.writing import write_whole
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import print_json
+from crosstie.cli.show import tell
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.figures import dollars
 from crosstie.web.parts import Parts, Table, note
@@ -159,11 +159,10 @@ def revert_command(everything: bool, as_json: bool) -> int:
     """Takes back the last update: what was in force before is again."""
     gone = revert(everything)
     release = in_force()
-    if as_json:
-        print_json({"reverted": [held.release for held in gone], "in_force": release.name if release else "shipped"})
-    else:
-        what = f"release {gone[0].release} is gone" if gone else "all releases are gone"
-        click.echo(f"{what}; {f'release {release.name} is' if release else 'the shipped data are'} in force")
+    document = {"reverted": [held.release for held in gone], "in_force": release.name if release else "shipped"}
+    what = f"release {gone[0].release} is gone" if gone else "all releases are gone"
+    now = f"release {release.name} is" if release else "the shipped data are"
+    tell(document, f"{what}; {now} in force", as_json=as_json)
     return 0
 
 
@@ -216,8 +215,7 @@ def pack_command(folder: Path, release: str, notes: str, key: Path | None, outpu
         write_whole(output, lambda draft: draft.write_bytes(content))
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}") from None
-    if as_json:
-        print_json({"file": str(output), "release": release, "bytes": len(content), "signed": key is not None})
-    else:
-        click.echo(f"release {release} written to {output}: {len(content):,} bytes{'' if key else ', unsigned'}")
+    document = {"file": str(output), "release": release, "bytes": len(content), "signed": key is not None}
+    written = f"release {release} written to {output}: {len(content):,} bytes{'' if key else ', unsigned'}"
+    tell(document, written, as_json=as_json)
     return 0

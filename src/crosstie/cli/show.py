@@ -118,6 +118,11 @@ def print_json(value: Any) -> None:
         click.echo(json_text(value))
 
 
+def tell(document: Any, text: str, *, as_json: bool) -> None:
+    """An answer of a line or two, which are not wrapped."""
+    print_json(document) if as_json else click.echo(text)
+
+
 def show_table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
     """A table where it fits, else a block for each row. What columns are called: `Table` in `web/parts.py`."""
     cells = [list(row) for row in rows]
