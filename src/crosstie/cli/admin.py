@@ -16,7 +16,7 @@ from crosstie.catalog.addresses import read_address
 from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
 from crosstie.cli.assignments import amount, assigned
-from crosstie.cli.options import FILE, json_option, option_group, real_option, whole_option
+from crosstie.cli.options import FILE, file_option, flag_option, json_option, option_group, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadData, BadInput
@@ -173,7 +173,7 @@ def trials(port: AdminPort, as_json: bool) -> int:
 
 @command.command("drain", epilog="Example: crosstie admin drain chat-mi300x --wait")
 @click.argument("target", metavar="POOL|URL")
-@click.option("--wait", is_flag=True, help="Until nothing is in flight there.")
+@flag_option("--wait", "Until nothing is in flight there.")
 @real_option("--within", 0.1, None, "With --wait: status 1 if it took longer.", metavar="S", default=3600.0)
 @_at_port
 def drain(target: str, wait: bool, within: float, port: AdminPort, as_json: bool) -> int:
@@ -221,7 +221,7 @@ _posting("reset", "Takes all changes back: the fleet is again what its file says
 @command.command("add", epilog="Example: crosstie admin add chat-mi300x http://10.0.0.7:8000")
 @click.argument("pool", required=False)
 @click.argument("backend", required=False, metavar="[URL]")
-@click.option("--file", type=FILE, metavar="FILE", help="A new pool: TOML with one [[pool]].")
+@file_option("--file", "A new pool: TOML with one [[pool]].")
 @_at_port
 def add(pool: str | None, backend: str | None, file: Path | None, port: AdminPort, as_json: bool) -> int:
     """Adds a backend to a pool, or with --file a new pool as a fleet file would have it."""
@@ -250,8 +250,8 @@ def weight(weights: tuple[str, ...], port: AdminPort, as_json: bool) -> int:
 
 @command.command("decisions", epilog="Example: crosstie admin decisions --follow --alternatives")
 @whole_option("--last", 1, 500, "How many of the latest.", default=20)
-@click.option("--follow", is_flag=True, help="As they are taken, until interrupted.")
-@click.option("--alternatives", is_flag=True, help="With --follow: what every other pool scored, or what dropped it.")
+@flag_option("--follow", "As they are taken, until interrupted.")
+@flag_option("--alternatives", "With --follow: what every other pool scored, or what dropped it.")
 @_at_port
 def decisions(last: int, follow: bool, alternatives: bool, port: AdminPort, as_json: bool) -> int:
     """Where requests were sent and why: lengths, predictions and reasons, never what they say or whose they are."""
@@ -277,7 +277,7 @@ def decisions(last: int, follow: bool, alternatives: bool, port: AdminPort, as_j
 
 
 @command.command("config", epilog="Example: crosstie admin config --save fleet.toml")
-@click.option("--save", type=FILE, metavar="FILE", help="Write it there, whole or not at all.")
+@file_option("--save", "Write it there, whole or not at all.")
 @_at_port
 def config(save: Path | None, port: AdminPort, as_json: bool) -> int:
     """The fleet as it is served now, changes included, as a fleet file."""

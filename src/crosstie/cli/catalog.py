@@ -17,7 +17,7 @@ from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import in_words, write_text
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, flag_option, json_option, text_option
 from crosstie.cli.show import tell
 from crosstie.core.errors import BadInput, UnknownName, near_names
 from crosstie.core.figures import number
@@ -66,8 +66,8 @@ for _more in (update_command, revert_command, status_command, pack_command):
 
 @command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
 @click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
-@click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
-@click.option("--search", metavar="TEXT", default="", help="Only rows with this text in some cell.")
+@text_option("--on", "A,B", "Only these accelerators' prices.")
+@text_option("--search", "TEXT", "Only rows with this text in some cell.", default="")
 @answer_options("names, layers, instruction sets, links and sources")
 def list_command(kind: str, on: str | None, search: str, wanted: Wanted) -> int:
     """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices, and the
@@ -189,13 +189,13 @@ def check_command(files: tuple[Path, ...], as_json: bool) -> int:
 
 @command.command("add", epilog="Example: crosstie catalog add ./my-model --id my-model")
 @click.argument("path", type=FILE)
-@click.option("--id", "identifier", metavar="ID", help="Catalog name. [default: from the path]")
-@click.option("--name", metavar="TEXT", help="Name for people. [default: the id]")
-@click.option("--source", metavar="TEXT", help="Where the config comes from. [default: the path]")
-@click.option("--date", metavar="YYYY-MM-DD", help="As of when. [default: today]")
-@click.option("--licence", metavar="TEXT", default="", help="Licence of the config.")
+@text_option("--id identifier", "ID", "Catalog name. [default: from the path]")
+@text_option("--name", "TEXT", "Name for people. [default: the id]")
+@text_option("--source", "TEXT", "Where the config comes from. [default: the path]")
+@text_option("--date", "YYYY-MM-DD", "As of when. [default: today]")
+@text_option("--licence", "TEXT", "Licence of the config.", default="")
 @click.option("--to", "directory", type=FILE, help="Catalog folder. [default: `crosstie catalog path`]")
-@click.option("--force", is_flag=True, help="Replace a file that is already there.")
+@flag_option("--force", "Replace a file that is already there.")
 @json_option
 def add_command(
     path: Path, identifier: str | None, name: str | None, source: str | None, date: str | None, licence: str,

@@ -10,7 +10,7 @@ from rich.text import Text
 from crosstie.catalog.library import Catalog
 from crosstie.cli.answer import Drawing, Wanted, answer_options
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.options import FILE, dark_option, model_argument, on_option
+from crosstie.cli.options import dark_option, file_option, flag_option, model_argument, on_option, text_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
@@ -41,16 +41,14 @@ _UNPRICED = "none of these accelerators has a price by the hour in the catalog"
 @model_argument
 @on_option("Accelerators to compare.", required=True)
 @replica_options
-@click.option(
-    "--sweep", is_flag=True, help="Also from one request in flight to a full replica, and by length of prompt."
-)
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
-@click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT: the best layouts.")
-@click.option("--plot-context", type=FILE, metavar="FILE", help="Draw $ a million tokens over the length of prompts.")
-@click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
+@flag_option("--sweep", "Also from one request in flight to a full replica, and by length of prompt.")
+@file_option("--plot", "Draw the sweep (.svg, .png, .pdf).")
+@file_option("--plot-cost", "Draw $ a million tokens over TPOT: the best layouts.")
+@file_option("--plot-context", "Draw $ a million tokens over the length of prompts.")
+@file_option("--plot-roofline", "Draw a step's operations under the roofline.")
 @dark_option
-@click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
-@click.option("--disaggregated", "apart", metavar="P:D", help="Also disaggregated prefill and decode: 1xTP4:2xTP8.")
+@text_option("--gpus", "N,N", "One service on so many GPUs each, and how it scales: 8,16,32.")
+@text_option("--disaggregated apart", "P:D", "Also disaggregated prefill and decode: 1xTP4:2xTP8.")
 @answer_options(_DETAILS, html=True)
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,

@@ -8,14 +8,14 @@ from click.shell_completion import get_completion_class
 
 from crosstie.catalog.writing import write_text
 from crosstie.cli.main import crosstie
-from crosstie.cli.options import json_option
+from crosstie.cli.options import flag_option, json_option
 from crosstie.cli.show import tell
 from crosstie.core.errors import BadInput
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.option("--install", is_flag=True, help="Put it where new shells load it from; once is enough.")
+@flag_option("--install", "Put it where new shells load it from; once is enough.")
 @json_option
 def command(shell: str, install: bool, as_json: bool) -> int:
     """Completion of commands, options, models and accelerators in your SHELL.

@@ -10,7 +10,7 @@ import click
 
 from crosstie.catalog.writing import in_words
 from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import whole_option
+from crosstie.cli.options import text_option, whole_option
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, number, plural, seconds
 from crosstie.web.parts import Parts, Table
@@ -27,15 +27,15 @@ _HINTS = {
 @click.command("explain")
 @click.argument("request_file", required=False, metavar="[REQUEST.json]", type=click.Path(path_type=Path))
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
-@click.option("--model", metavar="M", help="Instead of a file: a model,")
+@text_option("--model", "M", "Instead of a file: a model,")
 @whole_option("--input input_tokens", 1, 10**7, "a prompt of N tokens,")
 @whole_option("--output output_tokens", 1, 10**7, "and at most N to answer.")
-@click.option("--class", "name", metavar="C", help="As the header x-crosstie-class would say.")
+@text_option("--class name", "C", "As the header x-crosstie-class would say.")
 @click.option("--ttft-ms", type=float, metavar="MS", help="As x-crosstie-ttft-ms.")
 @click.option("--tpot-ms", type=float, metavar="MS", help="As x-crosstie-tpot-ms.")
 @click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="As x-crosstie-priority.")
-@click.option("--pool", metavar="P", help="As x-crosstie-pool: only this pool.")
-@click.option("--session", metavar="S", help="As x-crosstie-session: a turn of this session.")
+@text_option("--pool", "P", "As x-crosstie-pool: only this pool.")
+@text_option("--session", "S", "As x-crosstie-session: a turn of this session.")
 @answer_options()
 def command(
     request_file: Path | None, url: str, model: str | None, input_tokens: int | None, output_tokens: int | None,

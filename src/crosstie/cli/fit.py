@@ -8,7 +8,7 @@ from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
-from crosstie.cli.options import model_argument, on_option
+from crosstie.cli.options import model_argument, on_option, text_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_options, named_model, stack_option
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.deployment import Deployment, Parallelism
@@ -27,9 +27,7 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 @click.command("fit")
 @model_argument
 @on_option(f"Accelerators; {ON_THIS}. [default: all of the catalog]")
-@click.option(
-    "--precision", "precisions", metavar="P,...", default=USUAL.precision, show_default=True, help=PRECISION_HELP
-)
+@text_option("--precision precisions", "P,...", PRECISION_HELP, default=USUAL.precision, show_default=True)
 @click.option(
     "--context", type=int, metavar="N", help=f"Tokens a sequence. [default: {USUAL.context}, or the model's limit]"
 )

@@ -22,7 +22,7 @@ from crosstie.catalog.releases import releases_folder
 from crosstie.catalog.writing import in_words
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.mcp_tools import TOOLS, described
-from crosstie.cli.options import FILE, whole_option
+from crosstie.cli.options import file_option, flag_option, text_option, whole_option
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.web.parts import Table
 
@@ -70,10 +70,10 @@ def read_only(folders: Iterable[Path]) -> None:
 
 
 @click.command("mcp")
-@click.option("--root", type=FILE, metavar="DIR", help="Files beneath it may be read. [default: none]")
-@click.option("--gateway", default="http://127.0.0.1:8080", show_default=True, metavar="URL", help="`explain` asks it.")
+@file_option("--root", "Files beneath it may be read. [default: none]", metavar="DIR")
+@text_option("--gateway", "URL", "`explain` asks it.", default="http://127.0.0.1:8080", show_default=True)
 @whole_option("--http port", 0, 65535, "Streamable HTTP on 127.0.0.1, not stdio.", metavar="PORT")
-@click.option("--tools", "listing", is_flag=True, help="List the tools and end; with --json their schemas.")
+@flag_option("--tools listing", "List the tools and end; with --json their schemas.")
 @answer_options()
 def command(root: Path | None, gateway: str, port: int | None, listing: bool, wanted: Wanted) -> int:
     """Serves read-only tools to an assistant by the Model Context Protocol.

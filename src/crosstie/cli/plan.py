@@ -14,7 +14,7 @@ from crosstie.catalog.workloads import example_text, find_workload, read_workloa
 from crosstie.catalog.writing import write_folder, write_text
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import amount, assigned, fraction
-from crosstie.cli.options import FILE, gathered, on_option, real_option
+from crosstie.cli.options import FILE, file_option, flag_option, gathered, on_option, real_option
 from crosstie.cli.plan_page import pools_csv, write_page
 from crosstie.cli.plan_show import DETAILS, plan_parts
 from crosstie.cli.progress import progress
@@ -88,16 +88,15 @@ _overriding = gathered(
 
 @click.command("plan")
 @click.argument("workload", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=FILE)
-@click.option("--fleet", type=FILE, metavar="FILE", help="Write the fleet that `serve` takes.")
-@click.option("--manifests", type=FILE, metavar="DIR", help="Write the fleet as Kubernetes manifests.")
-@click.option("--nodes", type=FILE, metavar="FILE",
-              help="With --manifests: `kubectl get nodes -o json`, to refuse what has no room.")  # fmt: skip
-@click.option("--save", type=FILE, metavar="FILE", help="Keep the plan, for --watch.")
-@click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
+@file_option("--fleet", "Write the fleet that `serve` takes.")
+@file_option("--manifests", "Write the fleet as Kubernetes manifests.", metavar="DIR")
+@file_option("--nodes", "With --manifests: `kubectl get nodes -o json`, to refuse what has no room.")
+@file_option("--save", "Keep the plan, for --watch.")
+@flag_option("--watch", "Make saved plans (files or folders) again and say which have flipped.")
 @_overriding
-@click.option("--quick", is_flag=True, help="By closed forms alone: the fleet is not confirmed by simulation.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
-@click.option("--csv", "table", type=FILE, metavar="FILE", help="Write the pools as a table for spreadsheets.")
+@flag_option("--quick", "By closed forms alone: the fleet is not confirmed by simulation.")
+@file_option("--plot", "Draw the fleets (.svg, .png, .pdf).")
+@file_option("--csv table", "Write the pools as a table for spreadsheets.")
 @click.option("--example", is_flag=False, flag_value="assistant", metavar="[NAME|TRACE]",
               help="Print a workload to start from: assistant, agents, or the sessions of a recording.")  # fmt: skip
 @answer_options(DETAILS, html=True)

@@ -9,7 +9,7 @@ import msgspec
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
-from crosstie.cli.options import FILE, on_option, whole_option
+from crosstie.cli.options import FILE, flag_option, on_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
@@ -26,8 +26,8 @@ _KINDS = {"owned": "owned", "contract": "under contract", "rented": "rented", "t
 @click.argument("workload", type=FILE)
 @on_option("Only these accelerators, announced ones among them.")
 @whole_option("--quarters", 2, 20, "How many. [default: the file's, or 12]")
-@click.option("--growth", metavar="SHARE,...", help="By quarter, such as 10%,10%,5%; the last goes on.")
-@click.option("--sold-only", is_flag=True, help="Without parts that were only announced.")
+@text_option("--growth", "SHARE,...", "By quarter, such as 10%,10%,5%; the last goes on.")
+@flag_option("--sold-only", "Without parts that were only announced.")
 @plot_option("Draw it")
 @answer_options()
 def command(

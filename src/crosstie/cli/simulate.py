@@ -12,7 +12,7 @@ from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
 from crosstie.cli.assignments import amount, read_option
-from crosstie.cli.options import FILE, real_option, whole_option
+from crosstie.cli.options import FILE, file_option, flag_option, real_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.simulate_show import DETAILS, facts, simulation_parts
 from crosstie.core.errors import BadInput
@@ -31,25 +31,23 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 @click.command("simulate")
 @click.argument("what", metavar="FLEET|PLAN|WORKLOAD", type=FILE)
-@click.option("--workload", type=FILE, metavar="FILE", help="Its classes and lengths, where WHAT brings none.")
-@click.option("--trace", metavar="TRACE", help="Recorded requests, at their own times.")
-@click.option("--class", "class_name", metavar="NAME", help="The class of all requests of a trace.")
+@file_option("--workload", "Its classes and lengths, where WHAT brings none.")
+@text_option("--trace", "TRACE", "Recorded requests, at their own times.")
+@text_option("--class class_name", "NAME", "The class of all requests of a trace.")
 @real_option("--rate", 1e-6, 1e9, "Requests/s. [default: peak, or the trace's]")
 @whole_option("--sessions", 1, 1_000_000, "At work at once, each prompt a pause after the last answer. [default: the "
               "workload's]")  # fmt: skip
-@click.option("--load", "loads", default="1", metavar="X,Y,...", help="Times that rate; several are compared.")
-@click.option("--policy", "policies", metavar="A,B,...", help=f"Of {', '.join(_POLICIES)}. [default: the fleet's]")
-@click.option("--fleet", "fleets", multiple=True, type=FILE, metavar="FILE", help="Another fleet or plan to compare.")
+@text_option("--load loads", "X,Y,...", "Times that rate; several are compared.", default="1")
+@text_option("--policy policies", "A,B,...", f"Of {', '.join(_POLICIES)}. [default: the fleet's]")
+@file_option("--fleet fleets", "Another fleet or plan to compare.", multiple=True)
 @whole_option("--seeds", 1, 10_000, "Runs of each.", default=3)
 @whole_option("--requests", 1, 10**8, "Of each run. [default: of five minutes, or the trace's]")
-@click.option(
-    "--kill", multiple=True, metavar="POOL@TIME[+FOR]", help="The pool dies then: mi300x@90s+60s, h200@12:00."
-)
+@text_option("--kill", "POOL@TIME[+FOR]", "The pool dies then: mi300x@90s+60s, h200@12:00.", multiple=True)
 @real_option("--sure", 50, 99, "Steps as slow as a plan counts with that is so sure. [default: as estimated]",
              metavar="PERCENT")  # fmt: skip
-@click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
+@flag_option("--clairvoyant", "Each policy also with answers' lengths known in advance.")
 @whole_option("--processes", 1, 4096, "[default: one a core]")
-@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here. Needs the extra ray.")
+@text_option("--ray", "ADDRESS", "Run on a Ray cluster; `local` starts one here. Needs the extra ray.")
 @plot_option("Draw utilisation and queues over time, or sessions at several loads")
 @answer_options(DETAILS, html=True)
 def command(

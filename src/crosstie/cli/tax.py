@@ -6,7 +6,7 @@ import click
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
-from crosstie.cli.options import FILE
+from crosstie.cli.options import FILE, text_option
 from crosstie.cli.progress import progress
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
@@ -21,9 +21,9 @@ _DETAILS = "every release with its spread, all trends, and which models were mea
 
 @click.command("tax")
 @click.argument("results", nargs=-1, type=FILE)
-@click.option("--accelerator", "accelerators", metavar="A,B,...", help="Only these accelerators.")
-@click.option("--model", "models", metavar="M,...", help="Only these models.")
-@click.option("--engine", "engines", metavar="E,...", help="Only these engines.")
+@text_option("--accelerator accelerators", "A,B,...", "Only these accelerators.")
+@text_option("--model models", "M,...", "Only these models.")
+@text_option("--engine engines", "E,...", "Only these engines.")
 @plot_option("Draw it over time")
 @answer_options(_DETAILS)
 def command(

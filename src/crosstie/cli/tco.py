@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import model_argument, on_option, whole_option
+from crosstie.cli.options import flag_option, model_argument, on_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.tco_show import DETAILS, facts, parts, to_json
@@ -41,8 +41,8 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @on_option("Accelerators to buy one of.", required=True)
 @click.option("--gpus", type=int, default=8, show_default=True, metavar="N", help="Accelerators bought, of each.")
 @click.option("--years", type=float, default=USUAL.horizon_years, show_default=True, metavar="Y", help="Horizon.")
-@click.option("--purchase", multiple=True, metavar="A=USD", help="Price of one, before discounts. [default: catalog]")
-@click.option("--discount", multiple=True, metavar="[A=]P%", help="Off the accelerators' price: of all, or of A.")
+@text_option("--purchase", "A=USD", "Price of one, before discounts. [default: catalog]", multiple=True)
+@text_option("--discount", "[A=]P%", "Off the accelerators' price: of all, or of A.", multiple=True)
 @click.option(
     "--engineers",
     multiple=True,
@@ -50,17 +50,15 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
     help="Engineers that A needs more than the others; 12d: person-days, once, as preflight counts them.",
 )
 @click.option("--engineer-usd", type=float, metavar="USD", help="What one costs a year. Short for --set.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="[A:]KEY=V", help="An assumption: `crosstie catalog show costs`."
-)
+@text_option("--set settings", "[A:]KEY=V", "An assumption: `crosstie catalog show costs`.", multiple=True)
 @replica_options
 @click.option("--samples", type=int, default=10_000, show_default=True, metavar="N", help="Samples of the Monte Carlo.")
 @whole_option("--seed", 0, None, "Seed of the Monte Carlo.", default=0)
-@click.option("--vary", metavar="P%", help="Move every assumption by P% instead of over its own range.")
-@click.option("--rent", is_flag=True, help="Also: rent instead, at the catalog's rents.")
-@click.option("--rent-usd", multiple=True, metavar="A=USD", help="Rent by the hour in place of the catalog's.")
-@click.option("--wait", metavar="B,K=V,...", help="Also: wait for B; months, speedup, usd, slip or quarterly.")
-@click.option("--api", "ask_apis", is_flag=True, help="Also: an API instead, at what providers charge for the model.")
+@text_option("--vary", "P%", "Move every assumption by P% instead of over its own range.")
+@flag_option("--rent", "Also: rent instead, at the catalog's rents.")
+@text_option("--rent-usd", "A=USD", "Rent by the hour in place of the catalog's.", multiple=True)
+@text_option("--wait", "B,K=V,...", "Also: wait for B; months, speedup, usd, slip or quarterly.")
+@flag_option("--api ask_apis", "Also: an API instead, at what providers charge for the model.")
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
 @plot_option("Draw the tornado")

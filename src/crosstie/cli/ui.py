@@ -37,7 +37,7 @@ from crosstie.catalog.reading import read_toml
 from crosstie.catalog.traces import shipped_traces
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.catalog.writing import toml_document, write_text
-from crosstie.cli.options import FILE, json_option, whole_option
+from crosstie.cli.options import FILE, flag_option, json_option, whole_option
 from crosstie.cli.plan_page import LEADING, plan_facts
 from crosstie.cli.plan_show import plan_parts
 from crosstie.core.errors import BadInput, CrosstieError
@@ -306,7 +306,7 @@ def _typed(asked: dict[str, Any], folder: Path, named: tuple[str, ...]) -> dict[
 @click.command("ui")
 @click.argument("workload", type=FILE, default=Path("assistant"), metavar="[WORKLOAD]")
 @whole_option("--port", 0, 65535, "0: any that is free.", metavar=None, default=8470)
-@click.option("--open", "opens", is_flag=True, help="Open it in your browser.")
+@flag_option("--open opens", "Open it in your browser.")
 @json_option
 def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
     """A page on this machine on which you change a workload and see the fleet move.
