@@ -19,7 +19,7 @@ from crosstie.catalog.describe import FactLine
 from crosstie.catalog.library import Catalog
 from crosstie.cli import catalog, compare, explain, fit, plan, preflight_model, simulate
 from crosstie.cli.main import as_typed
-from crosstie.cli.show import Caller
+from crosstie.cli.progress import Caller
 from crosstie.cli.this_machine import folder_in
 from crosstie.core.errors import BadInput, BadParameter, UnknownName
 from crosstie.core.estimate import Estimate

@@ -17,8 +17,8 @@ from crosstie.cli.assignments import amount, assigned, fraction
 from crosstie.cli.options import FILE, file_option, flag_option, gathered, on_option, real_option
 from crosstie.cli.plan_page import pools_csv, write_page
 from crosstie.cli.plan_show import DETAILS, plan_parts
-from crosstie.cli.progress import progress
-from crosstie.cli.show import caller, json_text, print_json, show
+from crosstie.cli.progress import caller, progress
+from crosstie.cli.show import json_text, print_json, show
 from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.core.document import picked, plain
 from crosstie.core.errors import BadInput, CrosstieError

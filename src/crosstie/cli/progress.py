@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,7 +19,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from crosstie.cli.show import caller
 from crosstie.core.progress import OnProgress, no_progress
 
 _REST_OF_LINE = 56
@@ -33,6 +33,20 @@ class _Count(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return self._counts.render(task) if task.total else Text()
+
+
+class Caller:
+    """Who calls a command from this process, in the place of a terminal: is given its document, and hears how far it
+    is. `workload`: the text of a workload file that is not there."""
+
+    def __init__(self, on_progress: OnProgress = no_progress, workload: str | None = None):
+        self.on_progress, self.workload = on_progress, workload
+        self.document: Any = None
+
+
+def caller() -> Caller | None:
+    context = click.get_current_context(silent=True)
+    return context.find_object(Caller) if context else None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from crosstie.core.progress import OnProgress, no_progress
+from crosstie.cli.progress import caller
 from crosstie.web.parts import PAGE_ALONE, CommandLine, Heading, Line, Part, Table, Verbatim, column_name
 
 _GAP = 2
@@ -91,20 +91,6 @@ def heading(out: Console, text: str) -> None:
 def closing(out: Console, details: str) -> None:
     """The last line of an answer that has more to say."""
     say(out, f"-v for {details}", "dim")
-
-
-class Caller:
-    """Who calls a command from this process, in the place of a terminal: is given its document, and hears how far it
-    is. `workload`: the text of a workload file that is not there."""
-
-    def __init__(self, on_progress: OnProgress = no_progress, workload: str | None = None):
-        self.on_progress, self.workload = on_progress, workload
-        self.document: Any = None
-
-
-def caller() -> Caller | None:
-    context = click.get_current_context(silent=True)
-    return context.find_object(Caller) if context else None
 
 
 def json_text(value: Any) -> str:
