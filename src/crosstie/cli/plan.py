@@ -27,13 +27,13 @@ from crosstie.core.workload import EVIDENCE, Workload
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
-from crosstie.decide.plan.plan import plan
+from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.decide.plan.watch import PriceMove, Watched, watched
 from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
 from crosstie.port.recipe.forms.cluster import manifests as cluster_manifests
 from crosstie.port.recipe.names import with_names
-from crosstie.port.recipe.nodes import check_room, read_nodes
+from crosstie.port.recipe.nodes import Node, check_room, read_nodes
 from crosstie.web.chart import check_picture
 from crosstie.web.parts import Parts, note
 from crosstie.web.plan_chart import plan_picture
@@ -148,41 +148,37 @@ def command(
         made = plan(catalog, asked, confirm=not quick, on_progress=on_progress)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
-    if save:
-        write_text(save, json_text(content) + "\n")
-        click.echo(f"plan written to {save}", err=True)
-    if made.answered and fleet:
-        write_text(fleet, fleet_text(with_names(fleet_of(made))))
-        click.echo(f"fleet written to {fleet}", err=True)
-    if made.answered and manifests:
-        chosen = with_names(fleet_of(made))
-        recipes, left_out = fleet_recipes(RecipeBook(catalog, RecipeOptions(chosen="the plan")), chosen)
-        if nodes and there is not None:
-            check_room(recipes, there, nodes)
-        write_folder("--manifests", manifests, cluster_manifests(chosen, recipes))
-        for left in left_out:
-            click.echo(f"{left['pool']} left out of {manifests}: {left['why']}", err=True)
-        click.echo(f"manifests written to {manifests}", err=True)
-    if made.fleet and plot:
-        plan_picture(made).draw(plot)
-        click.echo(f"plot written to {plot}", err=True)
-    if made.fleet and table:
-        write_text(table, pools_csv(content))
-        click.echo(f"pools written to {table}", err=True)
-    if wanted.html:
-        write_page(wanted.html, catalog, made, content)
-    promised = (
-        (fleet, made.answered), (manifests, made.answered), (plot, made.fleet), (table, made.fleet),
-    )  # fmt: skip
-    for target, made_of in promised:
-        if target and not made_of:
+    files: tuple[tuple[str, Path | None, bool, Callable[[Path], object]], ...] = (
+        ("plan", save, True, lambda file: write_text(file, json_text(content) + "\n")),
+        ("fleet", fleet, made.answered, lambda file: write_text(file, fleet_text(with_names(fleet_of(made))))),
+        ("manifests", manifests, made.answered, lambda folder: _write_manifests(catalog, made, folder, nodes, there)),
+        ("plot", plot, made.fleet is not None, lambda file: plan_picture(made).draw(file)),
+        ("pools", table, made.fleet is not None, lambda file: write_text(file, pools_csv(content))),
+    )
+    for what, target, is_there, write in files:
+        if target and is_there:
+            write(target)
+            click.echo(f"{what} written to {target}", err=True)
+        elif target:
             why = "models that share replicas are not drawn" if made.answered else "there is no fleet"
             click.echo(f"{target} not written: {why}", err=True)
+    if wanted.html:
+        write_page(wanted.html, catalog, made, content)
     if wanted.as_json:
         print_json(content)
     else:
         show(plan_parts(made, wanted.verbose))
     return 0 if made.answered and made.holds else 1
+
+
+def _write_manifests(catalog: Catalog, made: Plan, folder: Path, nodes: Path | None, there: list[Node] | None) -> None:
+    chosen = with_names(fleet_of(made))
+    recipes, left_out = fleet_recipes(RecipeBook(catalog, RecipeOptions(chosen="the plan")), chosen)
+    if nodes and there is not None:
+        check_room(recipes, there, nodes)
+    write_folder("--manifests", folder, cluster_manifests(chosen, recipes))
+    for left in left_out:
+        click.echo(f"{left['pool']} left out of {folder}: {left['why']}", err=True)
 
 
 def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
