@@ -29,7 +29,9 @@ LINE = "not beneath the folder that `crosstie mcp --root` names"
 
 
 def started(folder: Path, *options: str) -> StdioServerParameters:
-    env = {"CROSSTIE_CATALOG": str(folder / "user-catalog"), "XDG_DATA_HOME": str(folder / "data")}
+    # The SDK hands down little of the environment: a source tree that is tested is named in it.
+    tree = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    env = {"CROSSTIE_CATALOG": str(folder / "user-catalog"), "XDG_DATA_HOME": str(folder / "data"), **tree}
     return StdioServerParameters(command=sys.executable, args=["-m", "crosstie", "mcp", *options], env=env)
 
 
@@ -159,6 +161,7 @@ def test_explain_of_a_running_gateway_is_what_the_command_says(crosstie: Command
     with serving(tmp_path, file, "--emulate", "--speed", "20") as running:
         (got,) = asked(started(tmp_path, "--gateway", running.url), ("explain", {"model": SMALL, "input": 3000}))
         said = json.loads(crosstie("explain", "--url", running.url, "--model", SMALL, "--input", "3000", "--json").out)
+    assert not got.is_error, words(got)
     assert got.structured_content.keys() == said.keys()
     for key in ("outcome", "pool", "policy", "request"):
         assert got.structured_content[key] == said[key]
