@@ -100,21 +100,10 @@ _NOT_WRITTEN = 2
 @whole_option("--repeat", 1, 1000, "Runs of each load; intervals are over them.", default=1)
 @flag_option("--resume", "Go on with the file of a run that ended early; the same settings only.")
 @whole_option("--workers", 1, 512, "Processes that send. [default: as many as the load needs]")
-@click.option(
-    "--gpu-metrics",
-    "gpu_metrics",
-    multiple=True,
-    metavar="SOURCE",
-    help="nvidia-smi, amd-smi, an exporter's URL, or none. [default: what is here, for a local endpoint]",
-)
-@real_option(
-    "--speed",
-    0.01,
-    1000,
-    "Of a server that is emulated X times as fast: all seconds are then its own.",
-    default=1.0,
-    show_default=False,
-)
+@text_option("--gpu-metrics", "SOURCE", "nvidia-smi, amd-smi, an exporter's URL, or none. "
+             "[default: what is here, for a local endpoint]", multiple=True)  # fmt: skip
+@real_option("--speed", 0.01, 1000, "Of a server that is emulated X times as fast: all seconds are then its own.",
+             default=1.0, show_default=False)  # fmt: skip
 @whole_option("--seed", 0, 2**31, "For lengths and arrivals.", default=0)
 @file_option("-o --output-file target", "Where results go. [default: bench.json]")
 @endpoint_options

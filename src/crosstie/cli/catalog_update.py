@@ -52,13 +52,8 @@ class Replanned:
 
 @click.command("update", epilog="Example: crosstie catalog update catalog-2026-12-01.json")
 @click.argument("source", metavar="FILE|URL")
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    type=FILE,
-    help="A public Ed25519 key (PEM) to trust, beside Crosstie's own where it ships one.",
-)
+@click.option("--key", "keys", multiple=True, type=FILE,
+              help="A public Ed25519 key (PEM) to trust, beside Crosstie's own where it ships one.")  # fmt: skip
 @flag_option("--unsigned", "Check no signature: take the file on trust.")
 @flag_option("--dry-run", "Check it and say what it would flip; change nothing.")
 @click.option("--plan", "workloads", multiple=True, type=FILE, help="Workloads to plan again. [default: the shipped]")

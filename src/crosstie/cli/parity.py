@@ -83,14 +83,8 @@ _MEANINGS = {
 @file_option("--machine", "What `crosstie doctor --json` wrote where A runs.")
 @file_option("--machine-b", "The same of B: the answer then names their GPUs.")
 @text_option("--pool", "NAME", "B is every backend of this pool; A may then be a pool's name too.")
-@click.option(
-    "--gateway",
-    default="http://127.0.0.1:8081",
-    show_default=True,
-    envvar="CROSSTIE_ADMIN_URL",
-    metavar="URL",
-    help="The gateway's --admin-port, for --pool.",
-)
+@text_option("--gateway", "URL", "The gateway's --admin-port, for --pool.", default="http://127.0.0.1:8081",
+             show_default=True, envvar="CROSSTIE_ADMIN_URL")  # fmt: skip
 @file_option("--key-file", "Where its key is, if not in CROSSTIE_ADMIN_KEY.")
 @flag_option("--admit", "Undrain the pool if all of its backends are the same as A.")
 @text_option("--lm-eval tasks", "TASK,...", "Also run tasks of lm-evaluation-harness on both.")

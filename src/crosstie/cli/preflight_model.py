@@ -37,12 +37,8 @@ _LEGEND = (
 @text_option(
     "--engine", "E[==V]", "vllm, sglang or llama.cpp, with a release or without: vllm==0.28.0. [default: vllm]"
 )
-@click.option(
-    "--matrix",
-    "as_matrix",
-    is_flag=True,
-    help="Every release of every engine by accelerator, with CUDA, ROCm, images, and what changed when.",
-)
+@flag_option("--matrix as_matrix", "Every release of every engine by accelerator, with CUDA, ROCm, images, and what "
+             "changed when.")  # fmt: skip
 @whole_option("--tp", 1, 1024, "Tensor-parallel ranks. [default: the fewest that hold it]")
 @flag_option("--ep", "Experts are spread over the ranks instead of being cut.")
 @click.option("--kv", type=click.Choice(_KV), default="auto", show_default=True, help="The KV cache's type.")
@@ -50,13 +46,8 @@ _LEGEND = (
 @text_option("--with features", "F,...", "Features that must work: lora, speculative-mtp, ...")
 @text_option("--env environment", "NAME=VALUE", "A variable of the engine's environment.", multiple=True)
 @text_option("--flag flags", "NAME=VALUE", "An engine flag: attention-backend=TRITON_ATTN.", multiple=True)
-@click.option(
-    "--scan",
-    type=click.Choice(("none", "sample", "all")),
-    default="sample",
-    show_default=True,
-    help="How much of the FP8 weights to read; scales are always read whole.",
-)
+@click.option("--scan", type=click.Choice(("none", "sample", "all")), default="sample", show_default=True,
+              help="How much of the FP8 weights to read; scales are always read whole.")  # fmt: skip
 @report_options
 def command(
     model: str, accelerators: str | None, engine: str | None, as_matrix: bool, tp: int | None, ep: bool, kv: str,

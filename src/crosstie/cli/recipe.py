@@ -72,12 +72,8 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @speculation_options
 @text_option("--lora adapters", "NAME=PATH", "A LoRA adapter.", multiple=True, callback=_adapters)
 @click.option("--context", type=int, metavar="N", help="Tokens of a request. [default: as many as fit]")
-@whole_option(
-    "--in-flight",
-    1,
-    10**6,
-    "Requests that a replica may have at once. [default: 256, or fewer where vLLM's own recipe has fewer]",
-)
+@whole_option("--in-flight", 1, 10**6, "Requests that a replica may have at once. "
+              "[default: 256, or fewer where vLLM's own recipe has fewer]")  # fmt: skip
 @whole_option("--replicas", 1, 10**4, "Of them.", default=1)
 @text_option("--served-as", "NAME", "What clients call the model. [default: the catalog's name]")
 @click.option("--weights", multiple=True, callback=_named, metavar="[POOL=]WHERE",

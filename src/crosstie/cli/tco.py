@@ -43,12 +43,8 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--years", type=float, default=USUAL.horizon_years, show_default=True, metavar="Y", help="Horizon.")
 @text_option("--purchase", "A=USD", "Price of one, before discounts. [default: catalog]", multiple=True)
 @text_option("--discount", "[A=]P%", "Off the accelerators' price: of all, or of A.", multiple=True)
-@click.option(
-    "--engineers",
-    multiple=True,
-    metavar="A=N",
-    help="Engineers that A needs more than the others; 12d: person-days, once, as preflight counts them.",
-)
+@text_option("--engineers", "A=N", "Engineers that A needs more than the others; 12d: person-days, once, as preflight "
+             "counts them.", multiple=True)  # fmt: skip
 @click.option("--engineer-usd", type=float, metavar="USD", help="What one costs a year. Short for --set.")
 @text_option("--set settings", "[A:]KEY=V", "An assumption: `crosstie catalog show costs`.", multiple=True)
 @replica_options
