@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli import plan as plan_command, ui_server
+from crosstie.cli import plan as plan_command, ui
 from crosstie.core.workload import Workload
 from crosstie.decide.plan import subject, watch
 from crosstie.decide.plan.plan import Plan, plan
@@ -30,5 +30,5 @@ def plan_once(catalog: Catalog, workload: Workload, *, confirm: bool = False, to
 @pytest.fixture
 def planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of what is said of a plan and written of it."""
-    for module in (plan_command, subject, ui_server, watch):
+    for module in (plan_command, subject, ui, watch):
         monkeypatch.setattr(module, "plan", plan_once)

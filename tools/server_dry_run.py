@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = {
     "both-vendors": "--fleet examples/fleets/two_vendors.toml --as kubernetes",
     "two-nodes": "deepseek-v3 --on h200 --dp 16 --ep 16 --as kubernetes",
-    "apart": "deepseek-r1 --on mi355x --apart 1xTP8:2xTP8 --connector vllm-nixl --as kubernetes",
+    "apart": "deepseek-r1 --on mi355x --disaggregated 1xTP8:2xTP8 --connector vllm-nixl --as kubernetes",
     "kserve": "llama-3.1-8b --on mi300x --as kserve",
     "rayservice": "llama-3.1-8b --on h200 --as rayservice",
 }

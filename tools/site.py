@@ -111,7 +111,7 @@ def _catalog(kind: str) -> Callable[[], str]:
 def _library() -> str:
     """Every public name by its home: what the commands do first, then the nouns and the model."""
     homes: dict[str, list[str]] = {}
-    for name in crosstie.__all__:
+    for name in dir(crosstie):
         homes.setdefault(getattr(crosstie, name).__module__, []).append(name)
     parts = []
     wings = ("decide", "port", "run", "prove")

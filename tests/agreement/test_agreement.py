@@ -19,9 +19,9 @@ from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.scenarios import Scenario
-from crosstie.cli.mcp_tools import Compare as AskedToCompare, Plan as AskedToPlan
+from crosstie.cli.mcp_tools import TOOLS
 from crosstie.cli.scorecard import contest_json
-from crosstie.cli.ui_server import answered
+from crosstie.cli.ui import answered
 from crosstie.core.progress import no_progress
 from crosstie.decide.cost.reconcile import Reconciled, chosen, read_answers, reconcile
 from crosstie.decide.scorecard.contest import contest
@@ -88,15 +88,16 @@ def test_the_page_and_the_assistant_give_the_command_s_answer(name: str, crossti
     buyer = _NAMES[name]
     (tmp_path / "work.toml").write_text(buyer.workload)
     printed = json.loads(crosstie("plan", str(tmp_path / "work.toml"), "--quick", "--json").out)
-    toml = AskedToPlan(workload_toml=buyer.workload, quick=True, full=True).document("", no_progress)
+    toml = TOOLS["plan"].answer({"workload_toml": buyer.workload, "quick": True, "full": True}, "", no_progress)
     page = answered(tomllib.loads(buyer.workload), str(tmp_path), confirm=False)["document"]
     for other in (toml, page):
         for key in ("fleet", "single_vendor", "assumptions", "reckoned", "sure_of_prices"):
             assert json.loads(json.dumps(other[key])) == printed[key], key
-    told = AskedToCompare(
-        model=buyer.model, on=buyer.on.split(","), precision=buyer.precision, input_tokens=buyer.input,
-        output_tokens=buyer.output, concurrency=buyer.in_flight,
-    ).document("", no_progress)  # fmt: skip
+    question = {
+        "model": buyer.model, "on": buyer.on.split(","), "precision": buyer.precision, "input": buyer.input,
+        "output": buyer.output, "concurrency": buyer.in_flight,
+    }  # fmt: skip
+    told = TOOLS["compare"].answer(question, "", no_progress)
     words = ["--input", str(buyer.input), "--output", str(buyer.output), "--concurrency", str(buyer.in_flight)]
     typed = crosstie("compare", buyer.model, "--on", buyer.on, "--precision", buyer.precision, *words, "--json")
     assert json.loads(json.dumps(told)) == json.loads(typed.out)

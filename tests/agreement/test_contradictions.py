@@ -168,7 +168,7 @@ def test_parts_of_a_difference_make_all_of_it(crosstie: Command, tmp_path: Path)
     ask = ["tco", "llama-3.1-8b", "--on", "mi300x", "--json"]
     first.write_text(crosstie(*ask).out)
     second.write_text(crosstie(*ask, "--precision", "fp8", "--input", "512", "--concurrency", "16",
-                               "--utilisation", "40%", "--years", "5").out)  # fmt: skip
+                               "--set", "utilisation=40%", "--years", "5").out)  # fmt: skip
     (one,) = json.loads(crosstie("reconcile", str(first), str(second), "--json").out)["differences"]
     assert {part["name"] for part in one["parts"]} == {"price", "share sold", "lengths", "replica", "load", "left"}
     assert prod(part["factor"] for part in one["parts"]) == pytest.approx(one["second"] / one["first"])

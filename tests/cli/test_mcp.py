@@ -6,20 +6,21 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
+import click
 import pytest
 from tests.conftest import Command
 from tests.lazily import Lazily
 from tests.small_workload import small, small_text
 from tests.waiting import comes_true
 
-from crosstie.cli import mcp_answers
-from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, ToolQuestion, schema_of
-from crosstie.core.progress import OnProgress
+from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, CatalogListAnswer, ExplainAnswer, Tool, schema_of
+from crosstie.cli.progress import progress
 
 if TYPE_CHECKING:
     import mcp
@@ -90,7 +91,8 @@ def test_every_tool_is_described_typed_and_read_only() -> None:
 
 
 def test_an_answer_of_other_types_than_the_schema_says_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TOOLS["catalog_show"], "document", lambda *_: {"name": "MI300X", "facts": [{"key": 1}]})
+    wrong = replace(TOOLS["catalog_show"], answers=CatalogListAnswer)
+    monkeypatch.setitem(TOOLS, "catalog_show", wrong)
     with pytest.raises(ExceptionGroup) as caught:
         called("catalog_show", {"name": "mi300x"})
     assert caught.group_contains(RuntimeError, match="Invalid structured content")
@@ -100,14 +102,14 @@ def test_an_answer_of_other_types_than_the_schema_says_would_be_caught(monkeypat
 SAME: list[tuple[str, dict[str, Any], list[str]]] = [
     ("fit", {"model": "llama-3.1-70b", "on": ["mi300x", "h200"], "full": True},
      ["fit", "llama-3.1-70b", "--on", "mi300x,h200"]),
-    ("fit", {"model": "deepseek-v3", "on": ["mi355x"], "precisions": ["native", "bf16"], "context": 32768, "kv_format": "fp8",
-             "layout": {"tp": 8}, "full": True},
+    ("fit", {"model": "deepseek-v3", "on": ["mi355x"], "precision": ["native", "bf16"], "context": 32768, "kv": "fp8",
+             "tp": 8, "full": True},
      ["fit", "deepseek-v3", "--on", "mi355x", "--precision", "native,bf16", "--context", "32768", "--kv", "fp8", "--tp", "8"]),
-    ("compare", {"model": "llama-3.1-70b", "on": ["mi300x", "h200"], "input_tokens": 2048, "concurrency": 16, "precision": "fp8"},
+    ("compare", {"model": "llama-3.1-70b", "on": ["mi300x", "h200"], "input": 2048, "concurrency": 16, "precision": "fp8"},
      ["compare", "llama-3.1-70b", "--on", "mi300x,h200", "--input", "2048", "--concurrency", "16", "--precision", "fp8"]),
-    ("preflight", {"model": "deepseek-v3", "on": ["mi300x", "h200"], "environment": {"VLLM_ROCM_USE_AITER": "1"}, "full": True},
+    ("preflight", {"model": "deepseek-v3", "on": ["mi300x", "h200"], "env": {"VLLM_ROCM_USE_AITER": "1"}, "full": True},
      ["preflight", "deepseek-v3", "--on", "mi300x,h200", "--env", "VLLM_ROCM_USE_AITER=1"]),
-    ("simulate", {"what": FLEET, "trace": "azure-2023-conversation", "rate": 40, "requests": 100, "kill": ["mi300x@1s+1s"], "full": True},
+    ("simulate", {"what": FLEET, "trace": "azure-2023-conversation", "rate": 40, "requests": 100, "kill": ["mi300x@1s+1s"], "seeds": 1, "full": True},
      ["simulate", FLEET, "--trace", "azure-2023-conversation", "--rate", "40", "--requests", "100", "--kill", "mi300x@1s+1s", "--seeds", "1"]),
     ("catalog_show", {"name": "mi300x"}, ["catalog", "show", "mi300x"]),
     ("catalog_show", {"name": "h200", "key": "price"}, ["catalog", "show", "h200", "price"]),
@@ -124,8 +126,8 @@ def test_a_tool_says_what_the_command_prints(
 def test_a_list_has_the_rows_of_the_command(crosstie: Command) -> None:
     whole = json.loads(crosstie("catalog", "list", "prices", "--json").out)
     assert answer("catalog_list", {"kind": "prices", "full": True}) == {"rows": whole}
-    short = answer("catalog_list", {"kind": "prices", "limit": 3})
-    assert short == {"rows": whole[:3], "shortened": [f"rows: {len(whole) - 3} more"]}
+    short = answer("catalog_list", {"kind": "prices"})
+    assert short == {"rows": whole[:50], "shortened": [f"rows: {len(whole) - 50} more"]}
     found = answer("catalog_list", {"kind": "prices", "on": ["mi300x"], "search": "VULTR"})["rows"]
     assert found
     assert all(row["accelerator"] == "mi300x" and row["source"] and row["date"] for row in found)
@@ -135,7 +137,7 @@ def test_a_plan_of_a_text_is_that_of_the_file(crosstie: Command, tmp_path: Path)
     file = small(tmp_path)
     options = ["--price", "h200=1.5", "--discount", "AMD=10%", "--sure", "70", "--quick"]
     whole = json.loads(crosstie("plan", str(file), *options, "--json").out)
-    asked = {"usd_per_gpu_hour": {"h200": 1.5}, "discount": {"AMD": 0.1}, "sure": 70, "quick": True}
+    asked = {"price": {"h200": 1.5}, "discount": {"AMD": 0.1}, "sure": 70, "quick": True}
     assert answer("plan", {"workload": str(file), "full": True, **asked}) == whole
     of_text = answer("plan", {"workload_toml": small_text(), "full": True, **asked})
     assert of_text["workload"].pop("file") == "workload_toml"
@@ -145,7 +147,7 @@ def test_a_plan_of_a_text_is_that_of_the_file(crosstie: Command, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_example_of_a_workload_can_be_planned() -> None:
-    assert schema_of(TOOLS["plan"])["properties"]["workload_toml"]["anyOf"][0]["examples"] == [EXAMPLE]
+    assert schema_of(TOOLS["plan"].question)["properties"]["workload_toml"]["anyOf"][0]["examples"] == [EXAMPLE]
     assert answer("plan", {"workload_toml": EXAMPLE, "quick": True})["feasible"]
 
 
@@ -200,7 +202,7 @@ WRONG: list[tuple[str, dict[str, Any], list[str]]] = [
     ("compare", {"model": "llama-3.1-8b", "on": ["h300"]}, ["compare", "llama-3.1-8b", "--on", "h300"]),
     ("fit", {"model": "llama-3.1-8b", "context": 10**6}, ["fit", "llama-3.1-8b", "--context", "1000000"]),
     ("plan", {"workload": "no-such"}, ["plan", "no-such"]),
-    ("plan", {"workload": "demo", "usd_per_gpu_hour": {"h300": 1.0}}, ["plan", "demo", "--price", "h300=1.0"]),
+    ("plan", {"workload": "demo", "price": {"h300": 1.0}}, ["plan", "demo", "--price", "h300=1.0"]),
     ("simulate", {"what": "no-such.toml"}, ["simulate", "no-such.toml"]),
     ("simulate", {"what": FLEET, "requests": 5}, ["simulate", FLEET, "--requests", "5"]),
     ("preflight", {"model": "deepseek-v3", "on": ["mi300x"], "engine": "tgi"}, ["preflight", "deepseek-v3", "--on", "mi300x", "--engine", "tgi"]),
@@ -222,24 +224,24 @@ def test_bad_input_is_refused_in_the_words_of_the_command(
     ("tool", "asked", "words"),
     [
         ("fitt", {}, "unknown tool 'fitt'. Did you mean fit?"),
-        ("fit", {}, "fit: Object missing required field `model`"),
-        ("fit", {"model": "llama-3.1-8b", "contexts": 1}, "fit: Object contains unknown field `contexts`"),
+        ("fit", {}, "Object missing required field `model`"),
+        ("fit", {"model": "llama-3.1-8b", "contexts": 1}, "Object contains unknown field `contexts`"),
         ("fit", {"model": "llama-3.1-8b", "context": "8k"}, "at `$.context`"),
-        ("fit", {"model": "llama-3.1-8b", "context": -1}, ">= 1"),
-        ("fit", {"model": "llama-3.1-8b", "layout": {"tpp": 8}}, "Invalid enum value 'tpp' - at `key` in `$.layout`"),
+        ("simulate", {"what": FLEET, "seeds": 0}, ">= 1"),
+        ("compare", {"model": "llama-3.1-8b", "on": ["h200"], "kv": "fp7"}, "Invalid enum value 'fp7' - at `$.kv`"),
         ("fit", {"model": "x" * 2000}, "length <= 1000"),
         ("plan", {}, "give workload or workload_toml: one of them"),
         ("plan", {"workload": "demo", "workload_toml": "x"}, "one of them"),
         ("plan", {"workload_toml": "x = 1"}, "workload_toml: x: unknown key"),
         ("plan", {"workload_toml": "x = "}, "workload_toml: not valid TOML"),
         ("plan", {"workload": "demo", "on": ["this"]}, "on this: no machine is looked at"),
-        ("simulate", {"what": FLEET, "class_name": "chat"}, "class_name is for a trace"),
+        ("simulate", {"what": FLEET, "class": "chat"}, "--class is for a trace"),
         ("simulate", {"what": FLEET, "workload": "demo", "trace": "azure-2023-code"}, "from one of them"),
-        ("simulate", {"what": FLEET, "policies": ["best"]}, "Invalid enum value 'best'"),
+        ("simulate", {"what": FLEET, "policy": ["best"]}, "best"),
         ("preflight", {"model": "org/name", "on": ["mi300x"]}, "the hub is not asked from here"),
-        ("explain", {"model": "m", "pool": "a\r\nx-other: b"}, "pool: must be one line"),
-        ("catalog_list", {"kind": "prizes"}, "kind 'prizes' is not one of accelerators"),
-        ("catalog_list", {"on": ["h200"]}, "on goes with prices"),
+        ("explain", {"model": "m", "pool": "a\r\nx-other: b"}, "--pool: must be one line"),
+        ("catalog_list", {"kind": "prizes"}, "Invalid enum value 'prizes' - at `$.kind`"),
+        ("catalog_list", {"on": ["h200"]}, "--on goes with `list prices`"),
     ],
 )  # fmt: skip
 def test_what_no_command_could_be_asked_is_refused_in_one_line(tool: str, asked: dict[str, Any], words: str) -> None:
@@ -292,9 +294,9 @@ def test_explain_asks_the_gateway_that_the_server_was_started_for(
     url, asked = gateway
     question = {
         "model": "m",
-        "input_tokens": 7,
-        "output_tokens": 3,
-        "class_name": "chat",
+        "input": 7,
+        "output": 3,
+        "class": "chat",
         "ttft_ms": 250,
         "priority": "high",
     }
@@ -305,38 +307,35 @@ def test_explain_asks_the_gateway_that_the_server_was_started_for(
     hints = {key: value for key, value in headers.items() if key.startswith("x-crosstie-")}
     assert hints == {"x-crosstie-class": "chat", "x-crosstie-ttft-ms": "250.0", "x-crosstie-priority": "high"}
     # Another address would get the key of this one.
-    assert "url" not in json.dumps(list(TOOLS["explain"].__struct_fields__))
-
-
-class Endless(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Goes on until somebody ends it."""
-
-    answers = mcp_answers.Explain
-    states: ClassVar[list[str]] = []
-
-    def document(self, gateway: str, on_progress: OnProgress) -> dict[str, Any]:
-        self.states.append("began")
-        try:
-            while True:
-                on_progress(0, 0, "going on")
-        finally:
-            self.states.append("ended")
+    assert "url" not in TOOLS["explain"].parameters
 
 
 def test_work_that_nobody_waits_for_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TOOLS, "endless", Endless)
-    Endless.states.clear()
+    states: list[str] = []
+
+    @click.command()
+    @click.option("--json", is_flag=True)
+    def endless(json: bool) -> None:
+        states.append("began")
+        try:
+            with progress() as on_progress:
+                while True:
+                    on_progress(0, 0, "going on")
+        finally:
+            states.append("ended")
+
+    monkeypatch.setitem(TOOLS, "endless", Tool("Goes on until somebody ends it.", endless, "", ExplainAnswer))
 
     async def cancelled() -> None:
         async with mcp.Client(mcp_server.make_server(NOWHERE)) as client, anyio.create_task_group() as tasks:
             tasks.start_soon(client.call_tool, "endless", {})
             with anyio.fail_after(120):
-                while not Endless.states:
+                while not states:
                     await anyio.sleep(0.01)
             tasks.cancel_scope.cancel()
 
     anyio.run(cancelled)
-    assert comes_true(lambda: Endless.states == ["began", "ended"])
+    assert comes_true(lambda: states == ["began", "ended"])
 
 
 def one_line(err: str, words: str) -> bool:

@@ -29,7 +29,9 @@ LINE = "not beneath the folder that `crosstie mcp --root` names"
 
 
 def started(folder: Path, *options: str) -> StdioServerParameters:
-    env = {"CROSSTIE_CATALOG": str(folder / "user-catalog"), "XDG_DATA_HOME": str(folder / "data")}
+    # The SDK hands down little of the environment: a source tree that is tested is named in it.
+    tree = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    env = {"CROSSTIE_CATALOG": str(folder / "user-catalog"), "XDG_DATA_HOME": str(folder / "data"), **tree}
     return StdioServerParameters(command=sys.executable, args=["-m", "crosstie", "mcp", *options], env=env)
 
 
@@ -96,7 +98,7 @@ def test_without_a_root_no_file_is_read(tmp_path: Path) -> None:
 GUARDED = """
 import os, subprocess, sys
 from pathlib import Path
-from crosstie.cli.mcp_guard import read_only
+from crosstie.cli.mcp import read_only
 folder, outside = map(Path, sys.argv[1:])
 read_only([folder])
 assert (folder / "a").read_text() == "a" and os.listdir(folder) == ["a"]
@@ -157,8 +159,9 @@ def test_explain_of_a_running_gateway_is_what_the_command_says(crosstie: Command
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet()))
     with serving(tmp_path, file, "--emulate", "--speed", "20") as running:
-        (got,) = asked(started(tmp_path, "--gateway", running.url), ("explain", {"model": SMALL, "input_tokens": 3000}))
+        (got,) = asked(started(tmp_path, "--gateway", running.url), ("explain", {"model": SMALL, "input": 3000}))
         said = json.loads(crosstie("explain", "--url", running.url, "--model", SMALL, "--input", "3000", "--json").out)
+    assert not got.is_error, words(got)
     assert got.structured_content.keys() == said.keys()
     for key in ("outcome", "pool", "policy", "request"):
         assert got.structured_content[key] == said[key]

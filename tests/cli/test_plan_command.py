@@ -203,12 +203,9 @@ def test_the_command_line_goes_before_the_file(quick_document: Callable[..., Any
     prices = tables("[prices]\nkind = 'spot'\nusd_per_gpu_hour = { mi300x = 9 }\ndiscount = { AMD = 0.5 }")
     file = str(small(tmp_path, prices, ONE_FORMAT))
     assert quick_document(file)["prices"]["mi300x"]["usd"] == 4.5
-    got = quick_document(
-        file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years", "--sizing", "likely"
-    )
+    got = quick_document(file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years")
     assert got["prices"]["mi300x"]["usd"] == 2
     assert got["prices"]["h200"]["kind"] == "modelled-3-years"
-    assert (got["workload"]["sizing"], got["by_estimates"]) == ("likely", None)
 
 
 def test_only_these_accelerators(quick_document: Callable[..., Any], tmp_path: Path) -> None:
@@ -295,7 +292,6 @@ FLAGS = [
     (("--on", "mi999"), "--on mi999: unknown accelerator"),
     (("--on", ","), "--on names no accelerator"),
     (("--prices", "barter"), "--prices: 'barter' is not one of"),
-    (("--sizing", "bold"), "'--sizing': 'bold' is not one of"),
 ]
 
 
@@ -401,5 +397,4 @@ def test_the_picture_of_a_plan(quick_plan: Command, tmp_path: Path) -> None:
 def test_quick_says_that_nothing_was_confirmed(crosstie: Command, quick_plan: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path))
     assert "not confirmed by simulation" in quick_plan(file).out
-    one_line(quick_plan(file, "--simulate"), "--quick leaves out the simulation")
     assert "Simulated: confirmed by" in crosstie("plan", file).out

@@ -13,8 +13,8 @@ from tests.small_workload import small_text
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import toml_document
-from crosstie.cli import ui_server
-from crosstie.cli.ui_server import Explorer, answered
+from crosstie.cli import ui
+from crosstie.cli.ui import Explorer, answered
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 SMALL: dict[str, Any] = tomllib.loads(small_text())
@@ -51,7 +51,7 @@ def test_how_far_it_is_is_told_and_a_first_fleet_before_the_answer(
         def __setattr__(self, name: str, value: bytes) -> None:
             self.told.append(value.decode())
 
-    monkeypatch.setattr(ui_server, "_TOLD", [Line()])
+    monkeypatch.setattr(ui, "_TOLD", [Line()])
     assert answered({**SMALL, "name": "told"}, str(tmp_path), confirm=False)["feasible"]
     assert any(" an hour so far: " in one for one in Line.told)
     # The same again is not planned again.
@@ -140,7 +140,7 @@ def test_only_its_own_page_may_ask() -> None:
         assert (await ask("POST /plan HTTP/1.1", "content-type: text/plain", own, body=body))[0] == 403
         assert (await ask("GET /plan HTTP/1.1"))[0] == 403
         assert (await ask("POST /plan HTTP/1.1", json_type, own, body=b"[1]"))[0] == 400
-        assert (await ask("GET /../ui_server.py HTTP/1.1"))[0] in (400, 404)
+        assert (await ask("GET /../ui.py HTTP/1.1"))[0] in (400, 404)
         status, _, answer = await ask("POST /plan HTTP/1.1", json_type, own, body=body)
         assert (status, json.loads(answer)["feasible"]) == (200, True)
 
@@ -159,7 +159,7 @@ def test_pages_say_what_may_run_in_them() -> None:
 
 
 def test_whoever_has_no_token_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.cli.ui_server.secrets.token_urlsafe", lambda size: "the-token")
+    monkeypatch.setattr("crosstie.cli.ui.secrets.token_urlsafe", lambda size: "the-token")
 
     async def scenario(port: int, ask: Asked) -> None:
         own = f"crosstie-ui-{port}=the-token"

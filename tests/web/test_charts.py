@@ -23,8 +23,8 @@ from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.published import PublishedPoint, published_points
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.validate import validate
-from crosstie.web.chart import MARKERS, STYLES, curves_picture, draw_memory, new_figure, save
-from crosstie.web.reliability_chart import draw_reliability
+from crosstie.web.chart import MARKERS, STYLES, curves_picture, finish, memory_picture, new_figure, save
+from crosstie.web.reliability_chart import reliability_picture
 
 matplotlib = pytest.importorskip("matplotlib")
 to_hex = pytest.importorskip("matplotlib.colors").to_hex
@@ -101,7 +101,7 @@ def test_memory_s_parts_add_up_to_the_gpu(tmp_path: Path) -> None:
     plan = one.plan
     assert plan.weight_bytes + plan.cache_bytes + plan.engine_bytes == pytest.approx(plan.capacity_bytes)
     file = tmp_path / "m.svg"
-    draw_memory([one], "T", file)
+    memory_picture([one], "T").draw(file)
     text = file.read_text()
     # A segment may be too narrow for its number, so all stand over the bar.
     engine = one.deployment.stack.reserved.si
@@ -251,11 +251,10 @@ def test_the_worst_groups_of_a_reliability_picture_do_not_overlap(
     groups = {name: {"tpot": table} for name in ("a, vllm", "b, vllm", "c, vllm")}
     groups["d, vllm"] = {"tpot": {**table, "inside": 0.9, "width": 4.0}}
     monkeypatch.setattr("crosstie.web.reliability_chart.intervals", lambda *_: groups)
-    kept: list[Any] = []
-    monkeypatch.setattr("crosstie.web.reliability_chart.save", lambda figure, *_, **__: kept.append(figure))
     rows = validate(Catalog([]), predicted_rows(tmp_path, 0.5)).outcomes
-    draw_reliability(rows, "T", tmp_path / "r.svg")
-    (figure,) = kept
+    picture = reliability_picture(rows, "T")
+    figure = picture.make()
+    finish(figure, picture.note)
     figure.draw_without_rendering()
     axes = figure.axes[1]
     labels = [*axes.texts, *axes.get_legend().get_texts()]

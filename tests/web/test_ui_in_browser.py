@@ -56,6 +56,9 @@ def planned(page: Any, type_it: Any) -> dict[str, Any]:
 
 def test_on_a_narrow_screen_what_became_of_it_is_in_sight_while_one_types(page: Any) -> None:
     page.set_viewport_size({"width": 360, "height": 800})
+    page.reload()
+    page.wait_for_selector("#now .facts")
+    page.get_by_text("Change the workload").click()
     found = planned(page, lambda: page.get_by_label("requests/s at the peak").fill("300"))
     said = f"${found['document']['fleet']['usd_per_hour']:.2f} an hour"
     page.wait_for_function("said => document.querySelector('#state').textContent.startsWith(said)", arg=said)

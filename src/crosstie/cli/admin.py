@@ -16,7 +16,7 @@ from crosstie.catalog.addresses import read_address
 from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
 from crosstie.cli.assignments import amount, assigned
-from crosstie.cli.options import FILE, json_option, option_group, real_option, whole_option
+from crosstie.cli.options import FILE, file_option, flag_option, json_option, option_group, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadData, BadInput
@@ -173,7 +173,7 @@ def trials(port: AdminPort, as_json: bool) -> int:
 
 @command.command("drain", epilog="Example: crosstie admin drain chat-mi300x --wait")
 @click.argument("target", metavar="POOL|URL")
-@click.option("--wait", is_flag=True, help="Until nothing is in flight there.")
+@flag_option("--wait", "Until nothing is in flight there.")
 @real_option("--within", 0.1, None, "With --wait: status 1 if it took longer.", metavar="S", default=3600.0)
 @_at_port
 def drain(target: str, wait: bool, within: float, port: AdminPort, as_json: bool) -> int:
@@ -200,18 +200,28 @@ def _wait(port: AdminPort, wanted: dict[str, Any], within_s: float) -> int:
             time.sleep(_LOOK_S)
 
 
-@command.command("undrain", epilog="Example: crosstie admin undrain chat-mi300x")
-@click.argument("target", metavar="POOL|URL")
-@_at_port
-def undrain(target: str, port: AdminPort, as_json: bool) -> int:
-    """Lets a drained pool or backend have requests again."""
-    return _answered(port, "undrain", _target(target), as_json)
+def _posting(name: str, what: str, *, about: str = "") -> None:
+    """A command that asks for one change, of the pool or backend `about` or of the whole gateway."""
+
+    def post(port: AdminPort, as_json: bool, target: str = "") -> int:
+        return _answered(port, name, _target(target) if target else {}, as_json)
+
+    asked = click.argument("target", metavar="POOL|URL")(post) if about else post
+    epilog = f"Example: crosstie admin {name} {about}".rstrip()
+    command.command(name, epilog=epilog, help=what)(_at_port(asked))
+
+
+_posting("undrain", "Lets a drained pool or backend have requests again.", about="chat-mi300x")
+_posting("remove", "Takes a pool or a backend out of the fleet; what is in flight there finishes.",
+         about="http://10.0.0.7:8000")  # fmt: skip
+_posting("reload", "Has the fleet file read again. Status 1: it is refused, with the reason, and the old one goes on.")
+_posting("reset", "Takes all changes back: the fleet is again what its file says.")
 
 
 @command.command("add", epilog="Example: crosstie admin add chat-mi300x http://10.0.0.7:8000")
 @click.argument("pool", required=False)
 @click.argument("backend", required=False, metavar="[URL]")
-@click.option("--file", type=FILE, metavar="FILE", help="A new pool: TOML with one [[pool]].")
+@file_option("--file", "A new pool: TOML with one [[pool]].")
 @_at_port
 def add(pool: str | None, backend: str | None, file: Path | None, port: AdminPort, as_json: bool) -> int:
     """Adds a backend to a pool, or with --file a new pool as a fleet file would have it."""
@@ -230,14 +240,6 @@ def _pool_table(file: Path) -> dict[str, Any]:
     return pools[0]
 
 
-@command.command("remove", epilog="Example: crosstie admin remove http://10.0.0.7:8000")
-@click.argument("target", metavar="POOL|URL")
-@_at_port
-def remove(target: str, port: AdminPort, as_json: bool) -> int:
-    """Takes a pool or a backend out of the fleet; what is in flight there finishes."""
-    return _answered(port, "remove", _target(target), as_json)
-
-
 @command.command("weight", epilog="Example: crosstie admin weight chat-mi300x=3 chat-h200=1")
 @click.argument("weights", nargs=-1, required=True, metavar="POOL=WEIGHT...")
 @_at_port
@@ -246,24 +248,10 @@ def weight(weights: tuple[str, ...], port: AdminPort, as_json: bool) -> int:
     return _answered(port, "weight", {"weights": assigned("weight", weights, amount)}, as_json)
 
 
-@command.command("reload", epilog="Example: crosstie admin reload")
-@_at_port
-def reload(port: AdminPort, as_json: bool) -> int:
-    """Has the fleet file read again. Status 1: it is refused, with the reason, and the old one goes on."""
-    return _answered(port, "reload", {}, as_json)
-
-
-@command.command("reset", epilog="Example: crosstie admin reset")
-@_at_port
-def reset(port: AdminPort, as_json: bool) -> int:
-    """Takes all changes back: the fleet is again what its file says."""
-    return _answered(port, "reset", {}, as_json)
-
-
 @command.command("decisions", epilog="Example: crosstie admin decisions --follow --alternatives")
 @whole_option("--last", 1, 500, "How many of the latest.", default=20)
-@click.option("--follow", is_flag=True, help="As they are taken, until interrupted.")
-@click.option("--alternatives", is_flag=True, help="With --follow: what every other pool scored, or what dropped it.")
+@flag_option("--follow", "As they are taken, until interrupted.")
+@flag_option("--alternatives", "With --follow: what every other pool scored, or what dropped it.")
 @_at_port
 def decisions(last: int, follow: bool, alternatives: bool, port: AdminPort, as_json: bool) -> int:
     """Where requests were sent and why: lengths, predictions and reasons, never what they say or whose they are."""
@@ -289,7 +277,7 @@ def decisions(last: int, follow: bool, alternatives: bool, port: AdminPort, as_j
 
 
 @command.command("config", epilog="Example: crosstie admin config --save fleet.toml")
-@click.option("--save", type=FILE, metavar="FILE", help="Write it there, whole or not at all.")
+@file_option("--save", "Write it there, whole or not at all.")
 @_at_port
 def config(save: Path | None, port: AdminPort, as_json: bool) -> int:
     """The fleet as it is served now, changes included, as a fleet file."""

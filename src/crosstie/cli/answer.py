@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from crosstie.catalog.writing import write_text
-from crosstie.cli.options import FILE, Decorator, json_option, option_group, verbose_option
+from crosstie.cli.options import FILE, Decorator, dark_option, json_option, option_group, verbose_option
 from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.web.parts import Figure, Heading, Part, note
@@ -22,6 +22,43 @@ if TYPE_CHECKING:
 html_option: Decorator = click.option(
     "--html", type=FILE, metavar="FILE", help="Write the answer as a page, in one file to mail or print."
 )
+
+
+class Drawing(NamedTuple):
+    """Where a picture goes, if one was asked for."""
+
+    file: Path | None
+    dark: bool
+
+    def draw(self, picture: "Callable[[], Picture | None]", otherwise: str = "") -> None:
+        """`otherwise`: why there is none."""
+        if self.file is None:
+            return
+        try:
+            if (made := picture()) is None:
+                raise BadInput(otherwise)
+            made.draw(self.file, dark=self.dark)
+        except BadInput as error:
+            raise BadInput(f"--plot {self.file}: {str(error).removeprefix(f'--plot {self.file}: ')}") from None
+        click.echo(f"drawn as {self.file}", err=True)
+
+
+def plot_option(what: str) -> Decorator:
+    """--plot and --dark, which a command gets as `plot`. A name that cannot be drawn to is refused before the work."""
+
+    def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(*, plot: Path | None, dark: bool, **given: Any) -> Any:
+            if plot is not None:
+                from crosstie.web.chart import check_picture
+
+                check_picture(plot)
+            return function(plot=Drawing(plot, dark), **given)
+
+        plot_file = click.option("--plot", type=FILE, metavar="FILE", help=f"{what} (.svg, .png, .pdf, .html).")
+        return option_group(plot_file, dark_option)(called)
+
+    return give
 
 
 class Wanted(NamedTuple):

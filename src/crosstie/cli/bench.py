@@ -17,7 +17,15 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.bench_show import DETAILS, bench_parts
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, endpoint_options, real_option, whole_option
+from crosstie.cli.options import (
+    FILE,
+    endpoint_options,
+    file_option,
+    flag_option,
+    real_option,
+    text_option,
+    whole_option,
+)
 from crosstie.cli.progress import progress
 from crosstie.cli.show import json_text
 from crosstie.core.errors import BadInput, UnknownName
@@ -55,30 +63,20 @@ _NOT_WRITTEN = 2
     },
 )  # fmt: skip
 @click.argument("urls", nargs=-1, required=True, metavar="[NAME=]URL...")
-@click.option(
-    "--concurrency", metavar="N,N,...", help=f"Closed loop: so many clients, each load in turn. [default: {_CLIENTS}]"
-)
-@click.option("--rate", metavar="X,X,...", help="Open loop: requests a second, arriving by chance (Poisson).")
-@click.option(
-    "--schedule", metavar="SCHEDULE", help="Open loop whose rate changes: ramp:2-20:300, burst:4-12:120, day:10:600."
-)
+@text_option("--concurrency", "N,N,...", f"Closed loop: so many clients, each load in turn. [default: {_CLIENTS}]")
+@text_option("--rate", "X,X,...", "Open loop: requests a second, arriving by chance (Poisson).")
+@text_option("--schedule", "SCHEDULE", "Open loop whose rate changes: ramp:2-20:300, burst:4-12:120, day:10:600.")
 @whole_option("--sessions", 1, 10**5, "Conversations side by side: each prompt is the last, its answer and more.")
 @whole_option("--turns", 1, 1000, "With --sessions: prompts of each.", default=5)
 @real_option("--pause", 0.0, 1e5, "With --sessions: seconds between an answer and the next prompt.", metavar="S",
              default=1.0)  # fmt: skip
-@click.option(
-    "--trace", metavar="TRACE", help="Lengths and shared prefixes of a trace, and its times unless --concurrency."
-)
-@click.option("--class", "class_name", metavar="NAME", help="With --trace: of all its requests. [default: its own]")
-@click.option(
-    "--poisson", is_flag=True, help="With --trace and --rate: arrivals by chance, not the trace's own stretched."
-)
-@click.option("--find-limit", is_flag=True, help="The highest rate that keeps the targets, from --rate on where given.")
-@click.option(
-    "--ttft-ms", metavar="[pNN=]MS", help="Target, such as p95=1000; a bare number is of the 95th percentile."
-)
-@click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
-@click.option("--fleet", type=FILE, metavar="FILE", help="Targets by class, and prices, of the fleet that answers.")
+@text_option("--trace", "TRACE", "Lengths and shared prefixes of a trace, and its times unless --concurrency.")
+@text_option("--class class_name", "NAME", "With --trace: of all its requests. [default: its own]")
+@flag_option("--poisson", "With --trace and --rate: arrivals by chance, not the trace's own stretched.")
+@flag_option("--find-limit", "The highest rate that keeps the targets, from --rate on where given.")
+@text_option("--ttft-ms", "[pNN=]MS", "Target, such as p95=1000; a bare number is of the 95th percentile.")
+@text_option("--tpot-ms", "[pNN=]MS", "Target, such as p90=50.")
+@file_option("--fleet", "Targets by class, and prices, of the fleet that answers.")
 @click.option(
     "--prompts", type=FILE, metavar="FILE|FOLDER",
     help="Text that prompts are cut from: recorded requests, chats, documents. [default: filler]",
@@ -87,44 +85,25 @@ _NOT_WRITTEN = 2
 @whole_option("--output output_tokens", 1, 10**6, "Tokens of an answer.", default=128)
 @real_option("--vary", 0.0, 0.9, f"Lengths vary evenly by so much both ways. [default: {_VARY}; 0 with --lockstep]")
 @real_option("--shortest", 0.01, 1.0, "Instead: lengths drawn evenly from X times to the whole.")
-@click.option(
-    "--lockstep", is_flag=True, help="All clients begin at once. [default: one by one, measured once all run]"
-)
+@flag_option("--lockstep", "All clients begin at once. [default: one by one, measured once all run]")
 @whole_option("--requests most", 1, 10**7, "Of each run. [default: 10 a client, or --for]")
 @real_option("--for for_s", 0.01, 1e7, "Seconds of each run. [default: 60 of an open loop]", metavar="S")
 @whole_option("--start", 0, 10**9, "Leave out the trace's first N requests.", default=0, show_default=False)
-@click.option("--model", metavar="M", help="The model to ask for, or its folder. [default: the only one served]")
-@click.option("--completions", is_flag=True, help="Ask /v1/completions, not chat.")
-@click.option("--let-stop", is_flag=True, help="Answers may end by themselves: no ignore_eos is sent.")
-@click.option(
-    "--field", "fields", multiple=True, metavar="KEY=JSON", help="A field of every request, such as temperature=0."
-)
-@click.option(
-    "--tokenizer", type=FILE, metavar="FILE", help="The model's tokenizer.json: counts where the engine does not."
-)
+@text_option("--model", "M", "The model to ask for, or its folder. [default: the only one served]")
+@flag_option("--completions", "Ask /v1/completions, not chat.")
+@flag_option("--let-stop", "Answers may end by themselves: no ignore_eos is sent.")
+@text_option("--field fields", "KEY=JSON", "A field of every request, such as temperature=0.", multiple=True)
+@file_option("--tokenizer", "The model's tokenizer.json: counts where the engine does not.")
 @whole_option("--warmup", 0, 10**6, "Requests before each load, not counted. [default: one a client]")
 @whole_option("--repeat", 1, 1000, "Runs of each load; intervals are over them.", default=1)
-@click.option("--resume", is_flag=True, help="Go on with the file of a run that ended early; the same settings only.")
+@flag_option("--resume", "Go on with the file of a run that ended early; the same settings only.")
 @whole_option("--workers", 1, 512, "Processes that send. [default: as many as the load needs]")
-@click.option(
-    "--gpu-metrics",
-    "gpu_metrics",
-    multiple=True,
-    metavar="SOURCE",
-    help="nvidia-smi, amd-smi, an exporter's URL, or none. [default: what is here, for a local endpoint]",
-)
-@real_option(
-    "--speed",
-    0.01,
-    1000,
-    "Of a server that is emulated X times as fast: all seconds are then its own.",
-    default=1.0,
-    show_default=False,
-)
+@text_option("--gpu-metrics", "SOURCE", "nvidia-smi, amd-smi, an exporter's URL, or none. "
+             "[default: what is here, for a local endpoint]", multiple=True)  # fmt: skip
+@real_option("--speed", 0.01, 1000, "Of a server that is emulated X times as fast: all seconds are then its own.",
+             default=1.0, show_default=False)  # fmt: skip
 @whole_option("--seed", 0, 2**31, "For lengths and arrivals.", default=0)
-@click.option(
-    "-o", "--output-file", "target", type=FILE, metavar="FILE", help="Where results go. [default: bench.json]"
-)
+@file_option("-o --output-file target", "Where results go. [default: bench.json]")
 @endpoint_options
 @answer_options(DETAILS)
 def command(

@@ -7,7 +7,7 @@ import click
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import user_directories
 from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE, tool_options
+from crosstie.cli.options import FILE, file_option, flag_option, tool_options
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
@@ -24,11 +24,11 @@ _DETAILS = "errors by model and accelerator left out, and results that were not 
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, metavar="[RESULTS...]", type=FILE)
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where to. [default: your catalog's calibration.json]")
-@click.option("--full", is_flag=True, help="Fit everything again, with the measurements that Crosstie ships: minutes.")
-@click.option("--alone", is_flag=True, help="Learn from RESULTS only, without the measurements that Crosstie ships.")
-@click.option("--shipped", is_flag=True, help="Learn from what Crosstie ships only: the calibration it comes with.")
-@click.option("--add", is_flag=True, help="Keep RESULTS in your catalog, and learn from all that were ever added.")
+@file_option("-o --output", "Where to. [default: your catalog's calibration.json]")
+@flag_option("--full", "Fit everything again, with the measurements that Crosstie ships: minutes.")
+@flag_option("--alone", "Learn from RESULTS only, without the measurements that Crosstie ships.")
+@flag_option("--shipped", "Learn from what Crosstie ships only: the calibration it comes with.")
+@flag_option("--add", "Keep RESULTS in your catalog, and learn from all that were ever added.")
 @tool_options
 @answer_options(_DETAILS)
 def command(

@@ -17,8 +17,8 @@ from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import in_words, write_text
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
-from crosstie.cli.options import FILE, json_option
-from crosstie.cli.show import print_json
+from crosstie.cli.options import FILE, flag_option, json_option, text_option
+from crosstie.cli.show import tell
 from crosstie.core.errors import BadInput, UnknownName, near_names
 from crosstie.core.figures import number
 from crosstie.port.doctor.checks import checks
@@ -66,16 +66,20 @@ for _more in (update_command, revert_command, status_command, pack_command):
 
 @command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
 @click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
-@click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
+@text_option("--on", "A,B", "Only these accelerators' prices.")
+@text_option("--search", "TEXT", "Only rows with this text in some cell.", default="")
 @answer_options("names, layers, instruction sets, links and sources")
-def list_command(kind: str, on: str | None, wanted: Wanted) -> int:
+def list_command(kind: str, on: str | None, search: str, wanted: Wanted) -> int:
     """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices, and the
     acceptance of speculative decoding: tokens kept a step by the number of drafts."""
     catalog = Catalog()
     only = [catalog.accelerator(name).id for name in names_in(on)] if on else None
     if only and kind != "prices":
         raise BadInput("--on goes with `list prices`")
-    rows = overview(catalog, kind, only)
+    rows = [
+        row for row in overview(catalog, kind, only)
+        if any(search.casefold() in str(cell).casefold() for cell in row.values())
+    ]  # fmt: skip
     wanted.give(lambda: rows, lambda details: _listed(kind, rows, details))
     return 0
 
@@ -166,7 +170,7 @@ def _beside(rows: list[dict[str, Any]]) -> Parts:
 @json_option
 def path_command(as_json: bool) -> int:
     """Prints the folder where your own catalog files go."""
-    print_json({"path": str(user_directory())}) if as_json else click.echo(str(user_directory()))
+    tell({"path": str(user_directory())}, str(user_directory()), as_json=as_json)
     return 0
 
 
@@ -177,25 +181,21 @@ def check_command(files: tuple[Path, ...], as_json: bool) -> int:
     """Validates catalog FILES (.toml of any kind, prices.csv, api_prices.csv, acceptance.csv), or without any the
     whole catalog."""
     good = {str(file): check_file(file) for file in files} if files else _check_whole()
-    if as_json:
-        print_json({"good": good})
-    elif files:
-        for name, kind in good.items():
-            click.echo(f"{name}: good ({kind})")
-    else:
-        click.echo("good: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in good.items()))
+    counts = "good: " + ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in good.items())
+    kinds = "\n".join(f"{name}: good ({kind})" for name, kind in good.items())
+    tell({"good": good}, kinds if files else counts, as_json=as_json)
     return 0
 
 
 @command.command("add", epilog="Example: crosstie catalog add ./my-model --id my-model")
 @click.argument("path", type=FILE)
-@click.option("--id", "identifier", metavar="ID", help="Catalog name. [default: from the path]")
-@click.option("--name", metavar="TEXT", help="Name for people. [default: the id]")
-@click.option("--source", metavar="TEXT", help="Where the config comes from. [default: the path]")
-@click.option("--date", metavar="YYYY-MM-DD", help="As of when. [default: today]")
-@click.option("--licence", metavar="TEXT", default="", help="Licence of the config.")
+@text_option("--id identifier", "ID", "Catalog name. [default: from the path]")
+@text_option("--name", "TEXT", "Name for people. [default: the id]")
+@text_option("--source", "TEXT", "Where the config comes from. [default: the path]")
+@text_option("--date", "YYYY-MM-DD", "As of when. [default: today]")
+@text_option("--licence", "TEXT", "Licence of the config.", default="")
 @click.option("--to", "directory", type=FILE, help="Catalog folder. [default: `crosstie catalog path`]")
-@click.option("--force", is_flag=True, help="Replace a file that is already there.")
+@flag_option("--force", "Replace a file that is already there.")
 @json_option
 def add_command(
     path: Path, identifier: str | None, name: str | None, source: str | None, date: str | None, licence: str,
@@ -222,10 +222,7 @@ def add_command(
         )  # fmt: skip
     target = (directory or user_directory()) / kind / f"{identifier}.toml"
     _keep(content, target, force)
-    if as_json:
-        print_json({"id": identifier, "kind": kind, "file": str(target)})
-    else:
-        click.echo(f"added {identifier} as {target}")
+    tell({"id": identifier, "kind": kind, "file": str(target)}, f"added {identifier} as {target}", as_json=as_json)
     return 0
 
 

@@ -26,9 +26,9 @@ from crosstie.catalog.releases import (
 from crosstie.catalog.workloads import EXAMPLES
 from crosstie.catalog.writing import write_whole
 from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, file_option, flag_option, json_option, text_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import print_json
+from crosstie.cli.show import tell
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.figures import dollars
 from crosstie.web.parts import Parts, Table, note
@@ -52,15 +52,10 @@ class Replanned:
 
 @click.command("update", epilog="Example: crosstie catalog update catalog-2026-12-01.json")
 @click.argument("source", metavar="FILE|URL")
-@click.option(
-    "--key",
-    "keys",
-    multiple=True,
-    type=FILE,
-    help="A public Ed25519 key (PEM) to trust, beside Crosstie's own where it ships one.",
-)
-@click.option("--unsigned", is_flag=True, help="Check no signature: take the file on trust.")
-@click.option("--dry-run", is_flag=True, help="Check it and say what it would flip; change nothing.")
+@click.option("--key", "keys", multiple=True, type=FILE,
+              help="A public Ed25519 key (PEM) to trust, beside Crosstie's own where it ships one.")  # fmt: skip
+@flag_option("--unsigned", "Check no signature: take the file on trust.")
+@flag_option("--dry-run", "Check it and say what it would flip; change nothing.")
 @click.option("--plan", "workloads", multiple=True, type=FILE, help="Workloads to plan again. [default: the shipped]")
 @answer_options()
 def update_command(
@@ -153,17 +148,16 @@ def _gpus(counts: dict[str, int] | None) -> str:
 
 
 @click.command("revert", epilog="Example: crosstie catalog revert")
-@click.option("--all", "everything", is_flag=True, help="Back to the shipped data, whatever was installed.")
+@flag_option("--all everything", "Back to the shipped data, whatever was installed.")
 @json_option
 def revert_command(everything: bool, as_json: bool) -> int:
     """Takes back the last update: what was in force before is again."""
     gone = revert(everything)
     release = in_force()
-    if as_json:
-        print_json({"reverted": [held.release for held in gone], "in_force": release.name if release else "shipped"})
-    else:
-        what = f"release {gone[0].release} is gone" if gone else "all releases are gone"
-        click.echo(f"{what}; {f'release {release.name} is' if release else 'the shipped data are'} in force")
+    document = {"reverted": [held.release for held in gone], "in_force": release.name if release else "shipped"}
+    what = f"release {gone[0].release} is gone" if gone else "all releases are gone"
+    now = f"release {release.name} is" if release else "the shipped data are"
+    tell(document, f"{what}; {now} in force", as_json=as_json)
     return 0
 
 
@@ -198,10 +192,10 @@ def status_command(wanted: Wanted) -> int:
     "pack", epilog="Example: crosstie catalog pack data/ --release 2026-12-01 --sign key.pem -o catalog.json"
 )
 @click.argument("folder", type=FILE)
-@click.option("--release", required=True, metavar="YYYY-MM-DD", help="Its name, which must be later than the last.")
-@click.option("--notes", default="", metavar="TEXT", help="What is new, for those who take it.")
-@click.option("--sign", "key", type=FILE, metavar="KEY", help="An Ed25519 private key (PEM). [default: unsigned]")
-@click.option("-o", "--output", required=True, type=FILE, metavar="FILE", help="The file to write.")
+@text_option("--release", "YYYY-MM-DD", "Its name, which must be later than the last.", required=True)
+@text_option("--notes", "TEXT", "What is new, for those who take it.", default="")
+@file_option("--sign key", "An Ed25519 private key (PEM). [default: unsigned]", metavar="KEY")
+@file_option("-o --output", "The file to write.", required=True)
 @json_option
 def pack_command(folder: Path, release: str, notes: str, key: Path | None, output: Path, as_json: bool) -> int:
     """Makes the one file of a release from a FOLDER of catalog files, for `crosstie catalog update`.
@@ -216,8 +210,7 @@ def pack_command(folder: Path, release: str, notes: str, key: Path | None, outpu
         write_whole(output, lambda draft: draft.write_bytes(content))
     except OSError as error:
         raise BadInput(f"{error.filename}: {error.strerror}") from None
-    if as_json:
-        print_json({"file": str(output), "release": release, "bytes": len(content), "signed": key is not None})
-    else:
-        click.echo(f"release {release} written to {output}: {len(content):,} bytes{'' if key else ', unsigned'}")
+    document = {"file": str(output), "release": release, "bytes": len(content), "signed": key is not None}
+    written = f"release {release} written to {output}: {len(content):,} bytes{'' if key else ', unsigned'}"
+    tell(document, written, as_json=as_json)
     return 0

@@ -4,6 +4,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import flag_option, text_option
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.prove.claims.check import (
@@ -25,9 +26,9 @@ _ASSUMED = "assumes of each claim the lengths, load, precision and prices that i
 
 @click.command("claims")
 @click.argument("asked", nargs=-1, metavar="[ID|TEXT]...")
-@click.option("--verdict", metavar="V", help="Only claims with this verdict: holds, wrong, ...")
-@click.option("--article", metavar="A", help="Only claims of this article, A to E.")
-@click.option("--markdown", is_flag=True, help="Print the page docs/claims.md.")
+@text_option("--verdict", "V", "Only claims with this verdict: holds, wrong, ...")
+@text_option("--article", "A", "Only claims of this article, A to E.")
+@flag_option("--markdown", "Print the page docs/claims.md.")
 @answer_options()
 def command(asked: tuple[str, ...], verdict: str | None, article: str | None, markdown: bool, wanted: Wanted) -> int:
     """What five public articles assert about AMD and NVIDIA for LLM inference, checked one by one.

@@ -8,9 +8,9 @@ import click
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.answer import Drawing, Wanted, answer_options
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.options import FILE, dark_option, model_argument, on_option
+from crosstie.cli.options import dark_option, file_option, flag_option, model_argument, on_option, text_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
@@ -29,28 +29,26 @@ from crosstie.prove.calibration.published import PublishedPoint, all_results, pu
 from crosstie.web.chart import Picture, check_picture, costs_picture, curves_picture
 from crosstie.web.parts import Parts, Table, across, closing, note
 from crosstie.web.report import KeyNumber
-from crosstie.web.roofline_chart import draw_roofline
+from crosstie.web.roofline_chart import roofline_picture
 
 INTERVAL = "80% interval"
 _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
+
+_UNPRICED = "none of these accelerators has a price by the hour in the catalog"
 
 
 @click.command("compare")
 @model_argument
 @on_option("Accelerators to compare.", required=True)
 @replica_options
-@click.option(
-    "--sweep", is_flag=True, help="Also from one request in flight to a full replica, and by length of prompt."
-)
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
-@click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT: the best layouts.")
-@click.option("--plot-context", type=FILE, metavar="FILE", help="Draw $ a million tokens over the length of prompts.")
-@click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
+@flag_option("--sweep", "Also from one request in flight to a full replica, and by length of prompt.")
+@file_option("--plot", "Draw the sweep (.svg, .png, .pdf).")
+@file_option("--plot-cost", "Draw $ a million tokens over TPOT: the best layouts.")
+@file_option("--plot-context", "Draw $ a million tokens over the length of prompts.")
+@file_option("--plot-roofline", "Draw a step's operations under the roofline.")
 @dark_option
-@click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
-@click.option(
-    "--disaggregated", "--apart", "apart", metavar="P:D", help="Also disaggregated prefill and decode: 1xTP4:2xTP8."
-)
+@text_option("--gpus", "N,N", "One service on so many GPUs each, and how it scales: 8,16,32.")
+@text_option("--disaggregated apart", "P:D", "Also disaggregated prefill and decode: 1xTP4:2xTP8.")
 @answer_options(_DETAILS, html=True)
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,
@@ -80,9 +78,8 @@ def command(
         sizes, asked = replica.scaled(catalog, model, accelerators, gpus), replica.load
         wanted.give(lambda: scaled_json(sizes, asked), lambda _: scaled_parts(sizes, asked))
         return 0
-    pictures = [path for path in (plot, plot_cost, plot_context, plot_roofline) if path]
-    for picture in pictures:
-        check_picture(picture)
+    for file in filter(None, (plot, plot_cost, plot_context, plot_roofline)):
+        check_picture(file)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot or wanted.html else []
@@ -94,21 +91,14 @@ def command(
     prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or by_context else {}
     costs = frontiers(catalog, card, prices) if plot_cost or wanted.html else []
     contexts = context_curves(card, prices) if by_context else []
-    drawn = [
-        (_cost_picture(card, of, costs, prices), plot_cost),
-        (curves_picture(swept, title, published) if swept else None, plot),
-        (_cost_picture(card, of, contexts, prices, by_context=True), plot_context),
-    ]
-    for made, file in drawn:
-        if file and made is None:
-            raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
-        if file and made:
-            made.draw(file, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
-    if plot_roofline:
-        draw_roofline(roofs, f"{title}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark)
-    for picture in pictures if not wanted.as_json else ():
-        click.echo(f"drawn as {picture}", err=True)
+    by_cost = _cost_picture(card, of, costs, prices)
+    by_speed = curves_picture(swept, title, published) if swept else None
+    by_length = _cost_picture(card, of, contexts, prices, by_context=True)
+    Drawing(plot_cost, dark).draw(lambda: by_cost, _UNPRICED)
+    Drawing(plot, dark).draw(lambda: curves_picture(swept, title, published))
+    Drawing(plot_context, dark).draw(lambda: by_length, _UNPRICED)
+    Drawing(plot_roofline, dark).draw(lambda: roofline_picture(roofs, f"{title}, {card.load.concurrency:,} in flight"))
     several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
     # Without what a curve does not know.
     more: dict[str, object] = {
@@ -132,7 +122,7 @@ def command(
         shown,
         title=f"{card.model.name} on {', '.join(names)}",
         facts=lambda: facts(card),
-        pictures=[made for made, _ in drawn],
+        pictures=[by_cost, by_speed, by_length],
     )
     return 0 if any(entry.estimate for entry in card.entries) else 1
 

@@ -8,14 +8,14 @@ from click.shell_completion import get_completion_class
 
 from crosstie.catalog.writing import write_text
 from crosstie.cli.main import crosstie
-from crosstie.cli.options import json_option
-from crosstie.cli.show import print_json
+from crosstie.cli.options import flag_option, json_option
+from crosstie.cli.show import tell
 from crosstie.core.errors import BadInput
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.option("--install", is_flag=True, help="Put it where new shells load it from; once is enough.")
+@flag_option("--install", "Put it where new shells load it from; once is enough.")
 @json_option
 def command(shell: str, install: bool, as_json: bool) -> int:
     """Completion of commands, options, models and accelerators in your SHELL.
@@ -31,16 +31,15 @@ def command(shell: str, install: bool, as_json: bool) -> int:
     assert made is not None, "click knows these three"
     script = made(crosstie, {}, "crosstie", "_CROSSTIE_COMPLETE").source()
     if not install:
-        print_json({"shell": shell, "script": script}) if as_json else click.echo(script)
+        tell({"shell": shell, "script": script}, script, as_json=as_json)
         return 0
     try:
         written = _install(shell, script)
     except (OSError, RuntimeError) as error:
         raise BadInput(f"cannot be installed: {getattr(error, 'strerror', None) or error}") from None
-    if as_json:
-        print_json({"shell": shell, "files": [str(file) for file in written]})
-    else:
-        click.echo(f"written to {' and '.join(map(str, written))}; new shells complete crosstie")
+    files = list(map(str, written))
+    told = f"written to {' and '.join(files)}; new shells complete crosstie"
+    tell({"shell": shell, "files": files}, told, as_json=as_json)
     return 0
 
 

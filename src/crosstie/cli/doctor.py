@@ -11,7 +11,7 @@ from rich.text import Text
 
 from crosstie.catalog.library import names_in
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import FILE
+from crosstie.cli.options import file_option, text_option
 from crosstie.cli.show import show
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import gigabytes, plural, with_unit
@@ -26,10 +26,10 @@ _CAVEAT = "The checks were read in public sources; who wrote them has tried none
 
 
 @click.command("doctor")
-@click.option("--engine", "engines", metavar="E,...", help="Check against these: vllm==0.27.1. [default: installed]")
-@click.option("--python", metavar="PATH", help="The Python that engines run in. [default: Crosstie's own]")
-@click.option("--record", type=FILE, metavar="DIR", help="Write what the machine tells into a new folder, as well.")
-@click.option("--from", "folder", type=FILE, metavar="DIR", help="Look at a machine that was recorded, not at this.")
+@text_option("--engine engines", "E,...", "Check against these: vllm==0.27.1. [default: installed]")
+@text_option("--python", "PATH", "The Python that engines run in. [default: Crosstie's own]")
+@file_option("--record", "Write what the machine tells into a new folder, as well.", metavar="DIR")
+@file_option("--from folder", "Look at a machine that was recorded, not at this.", metavar="DIR")
 @report_options
 def command(engines: str | None, python: str | None, record: Path | None, folder: Path | None, **reporting: Any) -> int:
     """What this machine has, and what an engine would trip over: findings with remedies.

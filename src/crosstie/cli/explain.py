@@ -10,7 +10,7 @@ import click
 
 from crosstie.catalog.writing import in_words
 from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import whole_option
+from crosstie.cli.options import text_option, whole_option
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, number, plural, seconds
 from crosstie.web.parts import Parts, Table
@@ -27,15 +27,15 @@ _HINTS = {
 @click.command("explain")
 @click.argument("request_file", required=False, metavar="[REQUEST.json]", type=click.Path(path_type=Path))
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
-@click.option("--model", metavar="M", help="Instead of a file: a model,")
+@text_option("--model", "M", "Instead of a file: a model,")
 @whole_option("--input input_tokens", 1, 10**7, "a prompt of N tokens,")
 @whole_option("--output output_tokens", 1, 10**7, "and at most N to answer.")
-@click.option("--class", "name", metavar="C", help="As the header x-crosstie-class would say.")
+@text_option("--class name", "C", "As the header x-crosstie-class would say.")
 @click.option("--ttft-ms", type=float, metavar="MS", help="As x-crosstie-ttft-ms.")
 @click.option("--tpot-ms", type=float, metavar="MS", help="As x-crosstie-tpot-ms.")
 @click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="As x-crosstie-priority.")
-@click.option("--pool", metavar="P", help="As x-crosstie-pool: only this pool.")
-@click.option("--session", metavar="S", help="As x-crosstie-session: a turn of this session.")
+@text_option("--pool", "P", "As x-crosstie-pool: only this pool.")
+@text_option("--session", "S", "As x-crosstie-session: a turn of this session.")
 @answer_options()
 def command(
     request_file: Path | None, url: str, model: str | None, input_tokens: int | None, output_tokens: int | None,
@@ -60,6 +60,9 @@ def command(
 
 def asked_of(url: str, body: bytes, hints: Mapping[str, object]) -> dict[str, Any]:
     """What the gateway there says it would do with such a request."""
+    for name, value in hints.items():
+        if isinstance(value, str) and not value.isprintable():
+            raise BadInput(f"--{'class' if name == 'name' else name}: must be one line of text")
     headers = [(b"x-crosstie-" + _HINTS[key], str(value).encode()) for key, value in hints.items() if value is not None]
     if key := os.environ.get("OPENAI_API_KEY", "").strip():
         headers.append((b"authorization", f"Bearer {key}".encode()))
@@ -81,10 +84,6 @@ def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int
             return file.read_bytes()
     if not model:
         raise BadInput("name a request file, or --model and --input")
-    return body_of(model, inputs, outputs)
-
-
-def body_of(model: str, inputs: int | None, outputs: int | None) -> bytes:
     # Ids in the place of text have a known length.
     asked: dict[str, object] = {"model": model, "prompt": [1] * (inputs or 1000)}
     if outputs:
@@ -109,7 +108,6 @@ def parts(said: dict[str, Any]) -> Parts:
     prefill = said.get("prefill")
     if prefill:
         yield f"its prompt by {prefill['replica']}, which holds {number(prefill['cached_tokens'])} tokens of it"
-    # A gateway of an older release does not say.
     if session := said.get("session"):
         yield _of_session(session)
     written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
@@ -118,14 +116,12 @@ def parts(said: dict[str, Any]) -> Parts:
         seen = pool["predicted"]
         numbers = [write(seen[key]) if seen else "-" for key, write in written.items()]
         chosen = "chosen" if pool["replica"] and pool["replica"] == said["replica"] else pool["dropped"] or ""
-        # A gateway of an older release does not say.
         if pool.get("planned"):
             chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(pool, said)}"
         rows.append([pool["replica"] or pool["pool"], *numbers, chosen])
     columns = ["replica", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
     yield Table(columns, rows)
     for pool in said["considered"]:
-        # A gateway of an older release does not say.
         if late := pool.get("of_late"):
             yield (
                 f"- {pool['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "

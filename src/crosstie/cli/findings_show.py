@@ -10,7 +10,7 @@ from rich.text import Text
 
 from crosstie.catalog.writing import write_text
 from crosstie.cli.answer import Wanted, check_html, html_option
-from crosstie.cli.options import json_option, option_group
+from crosstie.cli.options import json_option, option_group, verbose_option
 from crosstie.cli.show import json_text
 from crosstie.core.figures import plural
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
@@ -29,9 +29,7 @@ report_options = option_group(
                  help="Exit with 1 when a finding is at least this grave."),
     click.option("--sarif", "sarif_file", type=click.Path(dir_okay=False), metavar="FILE",
                  help="Write the findings as SARIF 2.1.0 as well."),
-    html_option,
-    click.option("-v", "--verbose", is_flag=True, help="Where, evidence and remedy of notes as well."),
-    json_option,
+    html_option, verbose_option("where, evidence and remedy of notes"), json_option,
 )  # fmt: skip
 
 

@@ -1,25 +1,24 @@
 """`crosstie fit`: how a model sits in memory."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE, dark_option, model_argument, on_option
-from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, named_model, stack_option
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
+from crosstie.cli.options import model_argument, on_option, text_option
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_options, named_model, stack_option
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.document import picked, plain
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
 from crosstie.core.question import USUAL, BuyersQuestion, assumptions, reckoning
 from crosstie.core.speculation import Speculation
 from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Fit, Placement, fit
-from crosstie.web.chart import check_picture, draw_memory
+from crosstie.web.chart import memory_picture
 from crosstie.web.parts import Parts, Table, caution, closing, note
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
@@ -28,21 +27,18 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 @click.command("fit")
 @model_argument
 @on_option(f"Accelerators; {ON_THIS}. [default: all of the catalog]")
-@click.option(
-    "--precision", "precisions", metavar="P,...", default=USUAL.precision, show_default=True, help=PRECISION_HELP
-)
+@text_option("--precision precisions", "P,...", PRECISION_HELP, default=USUAL.precision, show_default=True)
 @click.option(
     "--context", type=int, metavar="N", help=f"Tokens a sequence. [default: {USUAL.context}, or the model's limit]"
 )
 @layout_options
 @kv_option
 @stack_option
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the memory of each replica (.svg, .png, .pdf).")
-@dark_option
+@plot_option("Draw the memory of each replica")
 @answer_options(_DETAILS)
 def command(
-    model: str, accelerators: str | None, precisions: str, context: int | None, tp: int | None, pp: int | None,
-    ep: int | None, dp: int | None, kv: str, stack: str | None, plot: Path | None, dark: bool, wanted: Wanted,
+    model: str, accelerators: str | None, precisions: str, context: int | None, layout: Parallelism | None,
+    kv: str, stack: str | None, plot: Drawing, wanted: Wanted,
 ) -> int:  # fmt: skip
     """How MODEL sits on each accelerator: weights, KV cache, GPUs needed, sequences that fit.
 
@@ -58,11 +54,8 @@ def command(
     Without --tp, --pp, --ep or --dp the layout with the fewest GPUs is shown, with -v every sensible one.
     Exit status 1 when the model fits on none of the accelerators.
     """
-    if plot:
-        check_picture(plot)
     catalog = Catalog()
     named, stored = named_model(catalog, model, precisions)
-    layout = layout_from(tp, pp, ep, dp)
     chosen, at_most = accelerators_on(catalog, accelerators, stack)
     result = fit(
         catalog,
@@ -75,9 +68,8 @@ def command(
         layouts=[layout] if layout else None,
         at_most=at_most,
     )
-    if plot:
-        draw_memory(_shown(result, wanted.verbose), f"{named.name}: memory of one GPU of each replica", plot, dark=dark)
-        click.echo(f"drawn as {plot}", err=True)
+    title = f"{named.name}: memory of one GPU of each replica"
+    plot.draw(lambda: memory_picture(_shown(result, wanted.verbose), title))
     wanted.give(lambda: to_json(result), lambda details: parts(result, details))
     return 0 if any(p.fits for p in result.placements) else 1
 

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from string import Template
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import read_workload
 from crosstie.catalog.writing import toml_value, write_text
-from crosstie.cli.options import FILE, Decorator, complete_accelerators, complete_models
+from crosstie.cli.options import FILE, Decorator, complete_accelerators, complete_models, option_group
 from crosstie.core.errors import BadInput, CrosstieError
 
 
@@ -38,14 +39,19 @@ _QUESTIONS = {
         InitQuestion("max_in_flight", "Requests at once on each server?", 64),
     ),
 }
+_COMPLETED = {"model": complete_models, "accelerator": complete_accelerators}
 
 
-def _option(question: InitQuestion, **more: Any) -> Decorator:
+def _option(question: InitQuestion) -> Decorator:
     kinds = [kind for kind, asked in _QUESTIONS.items() if question in asked]
     metavar = {float: "NUMBER", int: "COUNT"}.get(type(question.usual), "TEXT")
     told = f"{question.asks.partition('?')[0]}. [{' and '.join(kinds)}]"
     made: Decorator = click.option(
-        f"--{question.option.replace('_', '-')}", type=type(question.usual), metavar=metavar, help=told, **more
+        f"--{question.option.replace('_', '-')}",
+        type=type(question.usual),
+        metavar=metavar,
+        help=told,
+        shell_complete=_COMPLETED.get(question.option),
     )
     return made
 
@@ -53,15 +59,7 @@ def _option(question: InitQuestion, **more: Any) -> Decorator:
 @click.command("init")
 @click.argument("kind", type=click.Choice(list(_QUESTIONS)), metavar="workload|fleet")
 @click.argument("file", type=FILE, required=False)
-@_option(_MODEL, shell_complete=complete_models)
-@_option(_QUESTIONS["workload"][1])
-@_option(_QUESTIONS["workload"][2])
-@_option(_QUESTIONS["workload"][3])
-@_option(_QUESTIONS["workload"][4])
-@_option(_QUESTIONS["fleet"][1], shell_complete=complete_accelerators)
-@_option(_QUESTIONS["fleet"][2])
-@_option(_QUESTIONS["fleet"][3])
-@_option(_QUESTIONS["fleet"][4])
+@option_group(*map(_option, dict.fromkeys(question for asked in _QUESTIONS.values() for question in asked)))
 def command(kind: str, file: Path | None, **given: Any) -> int:
     """Write a first workload file for `plan`, or fleet file for `serve`, from five answers.
 
@@ -81,7 +79,7 @@ def command(kind: str, file: Path | None, **given: Any) -> int:
         raise BadInput(f"--{strange[0].replace('_', '-')} does not go with `init {kind}`")
     catalog = Catalog()
     answers = _answers(kind, given)
-    text = _workload(answers) if kind == "workload" else _fleet(catalog, answers)
+    text = _text(catalog, kind, answers)
     _check(catalog, kind, text)
     write_text(target, text)
     then = f"crosstie plan {target}" if kind == "workload" else f"crosstie serve {target} --dry-run"
@@ -112,56 +110,10 @@ def _check(catalog: Catalog, kind: str, text: str) -> None:
             raise BadInput(str(error).replace(f"{draft}: ", "")) from None
 
 
-def _workload(answers: dict[str, Any]) -> str:
-    said = {name: toml_value(value) for name, value in answers.items()}
-    return f"""\
-# What users ask and how fast they must be answered. Every key: docs/plan.md.
-name = "first"
-
-[traffic]
-requests_per_s = {said["requests_per_s"]}         # at the peak
-mean_over_peak = 0.5        # over the day
-# growth_per_year = 0.25
-
-[[class]]
-name = "chat"
-model = {said["model"]}
-share = 1.0
-input = {said["input"]}                # or {{ median = 1500, p95 = 6000 }}, or a trace instead of lengths
-output = {said["output"]}
-ttft_ms = {{ p95 = {said["ttft_ms"]} }}
-# tpot_ms = {{ p90 = 50 }}
-
-[constraints]
-# accelerators = ["mi300x", "h200"]
-# budget_usd_per_month = 80000
-"""
-
-
-def _fleet(catalog: Catalog, answers: dict[str, Any]) -> str:
-    model, accelerator = catalog.model(answers["model"]), catalog.accelerator(answers["accelerator"])
-    usual = catalog.deployment(model, accelerator)
-    said = {name: toml_value(value) for name, value in answers.items()}
-    return f"""\
-# What is served, and where. Every key: docs/fleet.md.
-format = 1
-name = "first"
-
-[serve]
-default_class = "chat"
-
-[[pool]]
-name = {toml_value(answers["accelerator"])}
-model = {said["model"]}
-accelerator = {said["accelerator"]}
-precision = {toml_value(usual.precision.id)}
-stack = {toml_value(usual.stack.id)}
-usd_per_gpu_hour = {said["usd_per_gpu_hour"]}
-max_in_flight = {said["max_in_flight"]}
-backends = {toml_value(names_in(answers["backends"]))}
-
-[[class]]
-name = "chat"
-model = {said["model"]}
-ttft_ms = {{ p95 = 1000 }}
-"""
+def _text(catalog: Catalog, kind: str, answers: dict[str, Any]) -> str:
+    values = dict(answers)
+    if kind == "fleet":
+        usual = catalog.deployment(catalog.model(answers["model"]), catalog.accelerator(answers["accelerator"]))
+        values |= {"precision": usual.precision.id, "stack": usual.stack.id, "backends": names_in(answers["backends"])}
+    outline = (Path(__file__).parent / "data" / f"{kind}.toml").read_text(encoding="utf-8")
+    return Template(outline).substitute({name: toml_value(value) for name, value in values.items()})

@@ -12,7 +12,16 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.cli.answer import write_html
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, complete_accelerators, complete_models, json_option, real_option, whole_option
+from crosstie.cli.options import (
+    FILE,
+    complete_accelerators,
+    complete_models,
+    flag_option,
+    json_option,
+    real_option,
+    text_option,
+    whole_option,
+)
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import PRECISION_HELP
 from crosstie.cli.show import json_text, print_json, show
@@ -42,14 +51,13 @@ _TITLES = {"ttft_s": "TTFT, ms", "tpot_s": "TPOT, ms", "output_tokens_per_s": "t
 @click.argument("model", required=False, default="", shell_complete=complete_models)
 @click.option("--on", "accelerator", metavar="A", default="", shell_complete=complete_accelerators,
               help="Which of this machine's accelerators, or that of --endpoint. [default: the first]")  # fmt: skip
-@click.option("--engine", metavar="E", default="", help="vllm, sglang or llama.cpp, with a release or without.")
-@click.option("--engine-command", metavar="WORDS", default="",
-              help="How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.")  # fmt: skip
-@click.option("--engine-args", metavar="WORDS", default="", help="Further flags of it, such as '--load-format dummy'.")
-@click.option("--precision", metavar="P", default="", help=f"{PRECISION_HELP} [default: native]")
+@text_option("--engine", "E", "vllm, sglang or llama.cpp, with a release or without.", default="")
+@text_option("--engine-command", "WORDS", "How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.", default="")
+@text_option("--engine-args", "WORDS", "Further flags of it, such as '--load-format dummy'.", default="")
+@text_option("--precision", "P", f"{PRECISION_HELP} [default: native]", default="")
 @whole_option("--tp", 1, 1024, "Tensor-parallel ranks. [default: as few as fit]")
 @whole_option("--context", 1, 10**7, "Tokens of a request. [default: as many as fit]")
-@click.option("--endpoint", metavar="URL", default="", help="An engine that runs already; none is started.")
+@text_option("--endpoint", "URL", "An engine that runs already; none is started.", default="")
 @click.option("--emulate", metavar="A[:FACTOR]", default="",
               help="An emulated replica in the place of an engine, FACTOR times as slow as predicted.")  # fmt: skip
 @real_option("--speed", 0.01, 1000, "With --emulate: emulated seconds a second.", default=1.0, show_default=False)
@@ -57,11 +65,9 @@ _TITLES = {"ttft_s": "TTFT, ms", "tpot_s": "TPOT, ms", "output_tokens_per_s": "t
               help="Where everything is kept; a loop that ended early goes on there.")  # fmt: skip
 @real_option("--minutes", 0.01, 10_000, "How long it may measure, the engine's start included.", default=20.0)
 @whole_option("--points", 1, 100, "Points to measure at most.", default=8)
-@click.option(
-    "--prompts", metavar="FILE|FOLDER", default="", help="Text of the prompts, as of `bench`. [default: filler]"
-)
+@text_option("--prompts", "FILE|FOLDER", "Text of the prompts, as of `bench`. [default: filler]", default="")
 @click.option("--workload", type=str, metavar="FILE", default="", help="Plan it before and after.")
-@click.option("--quick", is_flag=True, help="Plan by closed forms alone, as `plan --quick`.")
+@flag_option("--quick", "Plan by closed forms alone, as `plan --quick`.")
 @json_option
 def command(out: Path, as_json: bool, **options: Any) -> int:
     """Predicts a replica, measures the loads that say most, learns from them and plans again: one report.

@@ -5,6 +5,7 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -25,8 +26,9 @@ from mcp_types import (
 )
 
 from crosstie import __version__
-from crosstie.cli.mcp_tools import TOOLS, ToolQuestion, described, schema_of
+from crosstie.cli.mcp_tools import TOOLS, described
 from crosstie.core.errors import CrosstieError, did_you_mean, near_names
+from crosstie.core.progress import OnProgress
 
 INSTRUCTIONS = """Crosstie decides which AMD and NVIDIA accelerators to run LLM inference on. Its numbers are
 predictions of a performance model, calibrated on published measurements, unless they say that they were measured:
@@ -48,7 +50,7 @@ class _Gone(Exception):
 
 def make_server(gateway: str) -> Server[Any]:
     """`gateway`: the address that `explain` asks."""
-    tools = [_tool(name, kind) for name, kind in TOOLS.items()]
+    tools = list(map(_tool, TOOLS))
     schemas = {tool.name: tool.input_schema for tool in tools}
     room = anyio.CapacityLimiter(_AT_ONCE)
 
@@ -58,12 +60,11 @@ def make_server(gateway: str) -> Server[Any]:
         return ListToolsResult(tools=tools)
 
     async def call_tool(context: ServerRequestContext[Any], params: CallToolRequestParams) -> CallToolResult:
-        kind = TOOLS.get(params.name)
-        if kind is None:
+        tool = TOOLS.get(params.name)
+        if tool is None:
             return _refused(f"unknown tool '{params.name}'.{did_you_mean(near_names(params.name, TOOLS))}")
         try:
-            question = msgspec.convert(params.arguments or {}, kind)
-            answer = await _answered(question, gateway, context, room)
+            answer = await _answered(partial(tool.answer, params.arguments or {}, gateway), context, room)
         except msgspec.ValidationError as error:
             return _refused(f"{params.name}: {error}")
         except CrosstieError as error:
@@ -82,14 +83,11 @@ def make_server(gateway: str) -> Server[Any]:
     )  # fmt: skip
 
 
-def _tool(name: str, kind: type[ToolQuestion]) -> Tool:
+def _tool(name: str) -> Tool:
     hints = ToolAnnotations(
-        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=kind.asks_others
+        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=TOOLS[name].asks_others
     )
-    return Tool(
-        name=name, description=described(kind), input_schema=schema_of(kind), output_schema=schema_of(kind.answers),
-        annotations=hints,
-    )  # fmt: skip
+    return Tool(**described(name), annotations=hints)
 
 
 def _refused(message: str) -> CallToolResult:
@@ -98,7 +96,7 @@ def _refused(message: str) -> CallToolResult:
 
 
 async def _answered(
-    question: ToolQuestion, gateway: str, context: ServerRequestContext[Any], room: anyio.CapacityLimiter
+    answer: Callable[[OnProgress], dict[str, Any]], context: ServerRequestContext[Any], room: anyio.CapacityLimiter
 ) -> dict[str, Any]:
     """In a thread, which tells how far it is, and ends at its next word once the call was cancelled."""
     loop, gone = asyncio.get_running_loop(), threading.Event()
@@ -116,9 +114,7 @@ async def _answered(
         asyncio.run_coroutine_threadsafe(context.session.report_progress(told, None, said), loop)
 
     try:
-        return await anyio.to_thread.run_sync(
-            partial(question.answer, gateway, on_progress), abandon_on_cancel=True, limiter=room
-        )
+        return await anyio.to_thread.run_sync(answer, on_progress, abandon_on_cancel=True, limiter=room)
     finally:
         gone.set()
 

@@ -1,44 +1,35 @@
-"""The tools of `crosstie mcp`: typed questions in, the documents that the commands' `--json` prints out.
+"""The tools of `crosstie mcp`: commands of this command line, of which an assistant may give some of the parameters.
 
-A question is a record whose fields are the tool's parameters; its document is made by what the command of that name
-calls. An answer is that document, or a part of it with a word on what was left out. Nothing here knows the protocol.
+Types, limits and words are those of the command's own options. An answer is the document that the command's `--json`
+prints, or a part of it with a word on what was left out. Nothing here knows the protocol.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
+import click
 import msgspec
 from msgspec import Meta
 
-import crosstie
-from crosstie.catalog.describe import overview
+from crosstie.catalog.describe import FactLine
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.precision import PRECISIONS
-from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.cli import (
-    catalog as of_catalog,
-    compare as of_compare,
-    fit as of_fit,
-    mcp_answers,
-    simulate as of_simulate,
-)
-from crosstie.cli.explain import asked_of, body_of
-from crosstie.cli.findings_show import to_json as findings_json
-from crosstie.cli.plan import Overrides, overridden
-from crosstie.cli.preflight_model import about
-from crosstie.cli.replica import ReplicaOptions, layout_from
+from crosstie.cli import catalog, compare, explain, fit, plan, preflight_model, simulate
+from crosstie.cli.main import as_typed
+from crosstie.cli.progress import Caller
 from crosstie.cli.this_machine import folder_in
-from crosstie.core.deployment import KV_FORMATS, Parallelism
-from crosstie.core.errors import BadInput, UnknownName
-from crosstie.core.fleet import Policy
+from crosstie.core.errors import BadInput, BadParameter, UnknownName
+from crosstie.core.estimate import Estimate
+from crosstie.core.finding import Finding
 from crosstie.core.progress import OnProgress
-from crosstie.core.question import USUAL
-from crosstie.core.workload import Evidence, Workload
+from crosstie.core.question import BuyersQuestion, Reckoning
 from crosstie.decide.compare.scorecard import Load
-from crosstie.decide.plan.plan import plan
-from crosstie.decide.plan.report import document, mark_of
-from crosstie.port.preflight.model import ScanDepth, preflight
+from crosstie.decide.plan.guide import Guided
+from crosstie.decide.plan.run_result import ClassResult, PoolResult
+from crosstie.perf.fit import Sizes
 
 Document = dict[str, Any]
 
@@ -56,335 +47,264 @@ tpot_ms = { p90 = 50 }
 [constraints]
 accelerators = ["mi300x", "h200"]
 """
-Name = Annotated[str, Meta(max_length=1000)]
-Names = Annotated[list[Name], Meta(min_length=1, max_length=64)]
-Tokens = Annotated[int, Meta(ge=1, le=10**7)]
-_MODEL = "Name in the catalog, or a model's folder or config.json beneath --root."
-Model = Annotated[Name, Meta(description=_MODEL)]
-On = Annotated[Names, Meta(description="Accelerators by their names in the catalog, such as mi300x and h200.")]
-Kv = Annotated[str, Meta(description="Format of the KV cache.", extra_json_schema={"enum": list(KV_FORMATS)})]
-Stack = Annotated[Name | None, Meta(description="Engine: vllm, sglang, tensorrt-llm, llama.cpp.")]
-Stored = Annotated[Name, Meta(description=f"How weights are stored: {', '.join(PRECISIONS)}.")]
-Toml = Annotated[
+# Parameters that commands have not.
+_TOML = Annotated[
     str,
     Meta(max_length=200_000, description="Instead of a file: the text of a workload file.", examples=[EXAMPLE]),
 ]
-Ranks = Annotated[int, Meta(ge=1, le=1024)]
-Split = Annotated[
-    dict[Literal["tp", "pp", "ep", "dp"], Ranks],
-    Meta(description="Ranks of tensor, pipeline, expert and attention-data parallelism; the fewest GPUs unless given."),
-]
-PerGpuHour = Annotated[dict[str, float], Meta(description="USD a GPU-hour by accelerator, in place of the catalog's.")]
-
-
-class ToolQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Its docstring is what an assistant is told."""
-
-    # What its answer is, for the schema.
-    answers: ClassVar[Any]
-    # Whether it asks anything but the catalog and files.
-    asks_others: ClassVar[bool] = False
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        raise NotImplementedError
-
-    def answer(self, gateway: str, on_progress: OnProgress) -> Document:
-        return self.document(gateway, on_progress)
-
-
-class LongQuestion(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One whose document has more than most readers want."""
-
-    full: Annotated[bool, Meta(description="The whole document, as --json prints it.")] = False
-
-    def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        """What is worth a reader's attention, and what was left out of it."""
-        raise NotImplementedError
-
-    def answer(self, gateway: str, on_progress: OnProgress) -> Document:
-        whole = self.document(gateway, on_progress)
-        if self.full:
-            return whole
-        kept, gone = self.shorten(whole)
-        return {**kept, "shortened": gone} if gone else kept
-
-
-class Fit(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a model sits in memory on each accelerator: weights, KV cache, the fewest GPUs, sequences that fit."""
-
-    answers = mcp_answers.Fit
-    model: Model
-    on: Annotated[On | None, Meta(description="Accelerators; all of the catalog unless named.")] = None
-    precisions: Annotated[list[Stored], Meta(min_length=1, max_length=16)] = msgspec.field(
-        default_factory=lambda: [USUAL.precision]
-    )
-    context: Annotated[Tokens | None, Meta(description="Tokens a sequence; 8192 or the model's limit.")] = None
-    layout: Split = {}
-    kv_format: Kv = USUAL.kv_format
-    stack: Stack = None
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        fit = crosstie.fit(
-            self.model, self.on, context=self.context, precisions=self.precisions, kv_format=self.kv_format,
-            stack=self.stack, layout=_split(self.layout),
-        )  # fmt: skip
-        return of_fit.to_json(fit)
-
-    def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        least = {(p["accelerator"], p["precision"]) for p in whole["placements"] if p["fewest"]}
-        return _only(
-            whole, "placements", lambda p: p["fewest"] or (p["accelerator"], p["precision"]) not in least,
-            "layouts of more than the fewest GPUs",
-        )  # fmt: skip
-
-
-class Compare(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One model under one load on several accelerators: TTFT, TPOT, throughput with its interval, and why one wins.
-
-    Predictions; each entry's estimate.basis says which measurements stand behind it.
-    """
-
-    answers = mcp_answers.Compare
-    model: Model
-    on: On
-    input_tokens: Tokens = USUAL.input_tokens
-    output_tokens: Tokens = USUAL.output_tokens
-    concurrency: Annotated[int, Meta(ge=1, le=10**6, description="Requests in flight on a replica.")] = (
-        USUAL.in_flight or 1
-    )
-    precision: Stored = USUAL.precision
-    layout: Split = {}
-    kv_format: Kv = USUAL.kv_format
-    stack: Stack = None
-    speculation: Annotated[Name | None, Meta(description="mtp:3, eagle3:3, ngram:4 or draft:4:MODEL.")] = None
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        replica = ReplicaOptions(
-            Load(self.concurrency, self.input_tokens, self.output_tokens), _split(self.layout), self.precision,
-            self.kv_format, self.stack, self.speculation,
-        )  # fmt: skip
-        return of_compare.to_json(replica.scorecard(Catalog(), self.model, ",".join(self.on)))
-
-
-class OnWorkload(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload by name, or as a text."""
-
-    workload_toml: Toml | None = None
-
-    def either(self, key: str, given: str | None) -> Path | Workload:
-        if (given is None) == (self.workload_toml is None):
-            raise BadInput(f"give {key} or workload_toml: one of them")
-        if self.workload_toml is not None:
-            return read_workload(Catalog(), Path("workload_toml"), self.workload_toml)
-        return Path(str(given))
-
-
-class Plan(OnWorkload, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The cheapest fleet for a workload: accelerators, pools, cost, what each vendor alone would cost, what would
-    change it, and the reasons.
-
-    The fleet is confirmed by simulation, which takes from seconds to minutes; quick leaves that out.
-    """
-
-    answers = mcp_answers.Plan
-    workload: Annotated[Name | None, Meta(description="A shipped one (assistant, demo), or a file.")] = None
-    on: Annotated[On | None, Meta(description="Only these accelerators.")] = None
-    usd_per_gpu_hour: PerGpuHour = {}
-    reserved_usd_per_gpu_hour: PerGpuHour = {}
-    discount: Annotated[dict[str, float], Meta(description="Share off the price, by accelerator or vendor.")] = {}
-    price_kinds: Annotated[Names | None, Meta(description="Which prices to plan by: on-demand, reserved, ...")] = None
-    single_gpus: Annotated[bool, Meta(description="GPUs one by one, not in whole nodes.")] = False
-    sure: Annotated[float, Meta(ge=50, le=99, description="How sure, in percent; 80 unless said.")] | None = None
-    evidence: Annotated[Evidence | None, Meta(description="What must be measured to be preferred.")] = None
-    only_known: Annotated[bool, Meta(description="Only what preflight knows to run, or what was measured.")] = False
-    quick: Annotated[bool, Meta(description="By closed forms alone, without simulation.")] = False
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        catalog, on = Catalog(), _joined(self.on)
-        given = self.either("workload", self.workload)
-        workload = given if isinstance(given, Workload) else read_workload(catalog, find_workload(given))
-        asked = overridden(catalog, workload, Overrides(
-            price=_assigned(self.usd_per_gpu_hour), discount=_assigned(self.discount), kinds=_joined(self.price_kinds),
-            reserved=_assigned(self.reserved_usd_per_gpu_hour), accelerators=on, single_gpus=self.single_gpus,
-            sure=self.sure, evidence=self.evidence, only_known=self.only_known,
-        ))  # fmt: skip
-        return document(
-            plan(catalog, asked, confirm=not self.quick, on_progress=on_progress), mark_of(catalog.calibration)
-        )
-
-    def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        gone = ["workload", "fleet_file", "target_prices", "passed_over_unmeasured", "apart_looked_at"]
-        kept = {key: value for key, value in whole.items() if key not in gone}
-        if kept["fleet"]:
-            kept["fleet"] = {**kept["fleet"], "pools": _without("estimate", kept["fleet"]["pools"])}
-            gone.append("fleet.pools.estimate")
-        return kept, gone
-
-
-class Simulate(OnWorkload, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A fleet, a saved plan or a workload (planned first) under traffic in virtual time: percentiles, cost, queues.
-
-    Nothing is measured: replicas take the time that the performance model predicts.
-    """
-
-    answers = mcp_answers.Simulate
-    what: Annotated[Name | None, Meta(description="Fleet file, saved plan, or a workload as in plan.")] = None
-    workload: Annotated[Name | None, Meta(description="Its classes and lengths, where `what` brings none.")] = None
-    fleets: Annotated[list[Name], Meta(max_length=8, description="Others beside it.")] = []
-    trace: Annotated[Name | None, Meta(description="Recorded requests: a shipped trace or a file.")] = None
-    class_name: Annotated[Name | None, Meta(description="The class of all requests of a trace.")] = None
-    rate: Annotated[float, Meta(gt=0, le=1e9, description="Requests/s; else the peak, or the trace's.")] | None = None
-    load: Annotated[list[float], Meta(min_length=1, max_length=8, description="Times that rate.")] = msgspec.field(
-        default_factory=lambda: [1.0]
-    )
-    policies: Annotated[list[Policy], Meta(description="Instead of the fleet's.")] = []
-    seeds: Annotated[int, Meta(ge=1, le=20, description="Runs of each.")] = 1
-    requests: Annotated[int, Meta(ge=1, le=1_000_000, description="Of each run.")] | None = None
-    kill: Annotated[list[Name], Meta(max_length=16, description="POOL@TIME[+FOR], such as mi300x@90s+60s.")] = []
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        if self.trace is not None and self.workload is not None:
-            raise BadInput("trace and workload: requests come from one of them")
-        if self.class_name is not None and self.trace is None:
-            raise BadInput("class_name is for a trace; a workload has its own")
-        simulation = crosstie.simulate(
-            self.either("what", self.what), self.workload, fleets=self.fleets, trace=self.trace,
-            class_name=self.class_name, rate=self.rate, load=self.load, policy=self.policies or None,
-            requests=self.requests, seeds=self.seeds, kill=[of_simulate.outage(text) for text in self.kill],
-            processes=1, on_progress=on_progress,
-        )  # fmt: skip
-        return of_simulate.to_json(simulation)
-
-    def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        return {**whole, "runs": _without("course", whole["runs"])}, ["runs.course: the fleet by moment"]
-
-
-class Preflight(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What breaks when a model moves to these accelerators under an engine: findings with evidence and remedy, and a
-    verdict each. Nothing is run on an accelerator.
-
-    Of a folder beneath --root it reads config.json, the quantisation config, the index and headers of safetensors or
-    GGUF files, and of the tensors scales and FP8 weights (`scan`). It does not ask the Hugging Face hub.
-    """
-
-    answers = mcp_answers.Preflight
-    model: Model
-    on: On
-    engine: Annotated[Name, Meta(description="vllm, sglang or llama.cpp, with a release or without.")] = "vllm"
-    tp: Annotated[Ranks | None, Meta(description="Tensor-parallel ranks; the fewest that hold it.")] = None
-    ep: Annotated[bool, Meta(description="Experts are spread over the ranks instead of being cut.")] = False
-    kv: Literal["auto", "bf16", "fp8", "fp8_e5m2"] = "auto"
-    context: Annotated[Tokens | None, Meta(description="Tokens a sequence, for memory.")] = None
-    features: Annotated[list[Name], Meta(description="That must work: lora, speculative-mtp, ...")] = []
-    environment: Annotated[dict[str, str], Meta(description="Variables of the engine.")] = {}
-    flags: Annotated[dict[str, str], Meta(description="Flags of the engine.")] = {}
-    scan: Annotated[ScanDepth, Meta(description="How much of FP8 weights to read.")] = "sample"
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        catalog = Catalog()
-        if "/" in self.model and not Path(self.model).expanduser().exists():
-            try:
-                catalog.model(self.model)
-            except UnknownName as error:
-                raise BadInput(f"{error} There is no such folder, and the hub is not asked from here.") from None
-        report = preflight(
-            self.model, on=self.on, engine=self.engine, tp=self.tp, ep=self.ep,
-            kv=None if self.kv == "auto" else self.kv, context=self.context, features=self.features,
-            environment=self.environment, flags=self.flags, scan=self.scan, catalog=catalog, on_progress=on_progress,
-        )  # fmt: skip
-        return findings_json(report.findings, report.verdicts, about(self.model, report))
-
-    def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        return _only(whole, "findings", lambda row: row["severity"] != "note", "notes: what was found to be in order")
-
-
-class Explain(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the running gateway would send a request now, and why: every pool with its prediction or what dropped it.
-
-    The gateway is the one that the server was started for. Nothing is sent to any backend.
-    """
-
-    answers = mcp_answers.Explain
-    asks_others = True
-    model: Annotated[Name, Meta(description="As clients name it.")]
-    input_tokens: Tokens = 1000
-    output_tokens: Annotated[Tokens | None, Meta(description="The most to answer.")] = None
-    class_name: Annotated[Name | None, Meta(description="The class of the request.")] = None
-    ttft_ms: Annotated[float, Meta(gt=0)] | None = None
-    tpot_ms: Annotated[float, Meta(gt=0)] | None = None
-    priority: Literal["low", "normal", "high"] | None = None
-    pool: Annotated[Name | None, Meta(description="Only this one.")] = None
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        hints = {key: getattr(self, key) for key in ("ttft_ms", "tpot_ms", "priority", "pool")}
-        for name, value in (("class_name", self.class_name), ("pool", self.pool)):
-            if value is not None and not value.isprintable():
-                raise BadInput(f"{name}: must be one line of text")
-        body = body_of(self.model, self.input_tokens, self.output_tokens)
-        return asked_of(gateway, body, {"name": self.class_name, **hints})
-
-
-class CatalogShow(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything known of an accelerator, a model or an engine, prices included: each number with its basis, date,
-    source, and other sources that differ. `costs` is what owning assumes."""
-
-    answers = mcp_answers.CatalogShow
-    name: Annotated[Name, Meta(description="Such as mi300x, llama-3.1-70b, vllm or costs.")]
-    key: Annotated[Name | None, Meta(description="Only this one and those under it: memory, dense.fp8, price.")] = None
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        return of_catalog.facts_json(*of_catalog.facts(self.name, self.key))
-
-
-class CatalogList(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the catalog holds, a row each; prices with seller, kind, date and source. catalog_show has the sources of
-    an accelerator's, a model's or an engine's numbers."""
-
-    answers = mcp_answers.CatalogList
-    kind: Annotated[str, Meta(extra_json_schema={"enum": list(of_catalog.LISTS)})] = "accelerators"
-    search: Annotated[Name, Meta(description="Only rows with this text in some cell.")] = ""
-    on: Annotated[On | None, Meta(description="Only these accelerators' prices.")] = None
-    limit: Annotated[int, Meta(ge=1, le=1000, description="Rows, unless full.")] = 50
-
-    def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        if self.kind not in of_catalog.LISTS:
-            raise BadInput(f"kind '{self.kind}' is not one of {', '.join(of_catalog.LISTS)}")
-        if self.on and self.kind != "prices":
-            raise BadInput("on goes with prices")
-        catalog = Catalog()
-        only = [accelerator.id for accelerator in catalog.accelerators_named(self.on)] if self.on else None
-        wanted = self.search.casefold()
-        rows = overview(catalog, self.kind, only)
-        return {"rows": [row for row in rows if any(wanted in str(cell).casefold() for cell in row.values())]}
-
-    def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        rows = whole["rows"]
-        more = len(rows) - self.limit
-        return {"rows": rows[: self.limit]}, [f"rows: {more} more"] if more > 0 else []
-
-
-TOOLS: dict[str, type[ToolQuestion]] = {
-    "fit": Fit,
-    "compare": Compare,
-    "plan": Plan,
-    "simulate": Simulate,
-    "preflight": Preflight,
-    "explain": Explain,
-    "catalog_show": CatalogShow,
-    "catalog_list": CatalogList,
+_FULL = Annotated[bool, Meta(description="The whole document, as --json prints it.")]
+_ROWS = 50
+Word = Annotated[str, Meta(max_length=1000)]
+Value = Word | int | float
+# Arguments have no help of their own.
+_ARGUMENTS = {
+    "model": "Name in the catalog, or a model's folder or config.json beneath --root.",
+    "what": "Fleet file, saved plan, or a workload as in plan.",
+    "name": "Such as mi300x, llama-3.1-70b, vllm or costs.",
+    "key": "Only this one and those under it: memory, dense.fp8, price.",
+    "workload": "A shipped one (assistant, demo), or a file.",
 }
 
-
-def schema_of(kind: Any) -> dict[str, Any]:
-    """JSON Schema of a record, with the record itself at its root, as the protocol wants it."""
-    (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
-    made = dict(parts.pop(root["$ref"].rpartition("/")[2]))
-    made.pop("description", None)
-    return {**made, "$defs": parts} if parts else made
+# What tools answer, for their schemas: the keys of the documents that a reader needs first. Documents have more. Where
+# a part of one is a noun of the library, its type is that noun.
+Rows = list[dict[str, Any]]
 
 
-def described(kind: type[ToolQuestion]) -> str:
-    return " ".join((kind.__doc__ or "").split())
+class Shortened(TypedDict):
+    shortened: NotRequired[Annotated[list[str], Meta(description="What was left out; full=true has it.")]]
+
+
+class Assuming(TypedDict):
+    assumptions: Annotated[BuyersQuestion, Meta(description="What it rests on, the same keys in every answer.")]
+    reckoned: Annotated[list[Reckoning], Meta(description="By accelerator: how it serves, what a GPU gives and costs.")]
+
+
+class FitAnswer(Shortened, Assuming):
+    model: str
+    parameters: float
+    active_parameters: float
+    context: int
+    sizes: list[Sizes]
+    placements: Annotated[Rows, Meta(description="`fewest`: whether no layout of fewer GPUs holds it.")]
+    problems: dict[str, str]
+
+
+class ComparedOn(TypedDict):
+    accelerator: str
+    estimate: Estimate | None
+    problem: str | None
+
+
+class CompareAnswer(Assuming):
+    model: str
+    load: Load
+    entries: list[ComparedOn]
+    verdicts: Annotated[list[str], Meta(description="A sentence a pair: who wins and why.")]
+
+
+class PlannedFleet(TypedDict):
+    usd_per_hour: float
+    usd_per_month: float
+    uncertainty: dict[str, Any] | None
+    gpus: dict[str, int]
+    pools: Annotated[Rows, Meta(description="`carries`: classes of requests that go here, each with its why.")]
+
+
+class PlanAnswer(Shortened, Assuming):
+    made: str
+    feasible: bool
+    obstacles: list[Any]
+    fleet: PlannedFleet | None
+    prices: Annotated[dict[str, Any], Meta(description="What was counted with: seller, kind and date.")]
+    single_vendor: dict[str, Any]
+    runner_up: dict[str, Any] | None
+    flips: Annotated[Rows, Meta(description="Prices and speeds at which the answer is another.")]
+    guide: Annotated[list[Guided], Meta(description="Where requests go, by length, and why.")]
+    simulated: Rows
+
+
+class SimulatedRun(TypedDict):
+    label: str
+    policy: str
+    within: Annotated[float, Meta(description="Share of requests that kept their targets.")]
+    classes: list[ClassResult]
+    pools: list[PoolResult]
+    holds: bool
+
+
+class SimulateAnswer(Shortened, Assuming):
+    holds: Annotated[bool, Meta(description="Whether every class kept its targets in every run.")]
+    notes: list[str]
+    bounds: Rows
+    runs: list[SimulatedRun]
+
+
+class ShownFinding(Finding, frozen=True, kw_only=True):
+    rests_on: Annotated[str, Meta(description="None of these is a run on an AMD GPU.")]
+
+
+class PreflightAnswer(Shortened):
+    model: str
+    engine: str
+    verdicts: Annotated[dict[str, str], Meta(description="By accelerator: ready ... will not run.")]
+    settings: dict[str, list[str]]
+    findings: list[ShownFinding]
+    effort: dict[str, Any]
+
+
+class ExplainAnswer(TypedDict):
+    outcome: str
+    pool: str | None
+    replica: str | None
+    policy: str
+    reason: str
+    considered: Annotated[Rows, Meta(description="Each pool: its prediction, or what dropped it.")]
+
+
+class CatalogShowAnswer(TypedDict):
+    name: str
+    facts: list[FactLine]
+
+
+class CatalogListAnswer(Shortened):
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Tool:
+    """`says`: what an assistant is told; `offers`: the parameters of the command that it may give."""
+
+    says: str
+    command: click.Command
+    offers: str
+    # What its answer is, for the schema.
+    answers: Any
+    # Of documents that have more than most readers want: what is worth their attention, and what was left out.
+    shorten: Callable[[Document], tuple[Document, list[str]]] | None = None
+    # What every question has.
+    fixed: tuple[str, ...] = ()
+    # Whether it asks anything but the catalog and files.
+    asks_others: bool = False
+
+    @cached_property
+    def parameters(self) -> dict[str, click.Parameter]:
+        every = {max(own.opts, key=len).lstrip("-").replace("-", "_"): own for own in self.command.params}
+        return {name: every[name] for name in self.offers.split()}
+
+    @cached_property
+    def question(self) -> type[msgspec.Struct]:
+        """What may be asked, as a record."""
+        fields: list[Any] = []
+        for name, parameter in self.parameters.items():
+            told = _ARGUMENTS.get(name) or getattr(parameter, "help", None) or ""
+            kind: Any = Annotated[_kind(parameter), Meta(description=told)]
+            fields.append((name, kind) if parameter.required else (name, kind | None, None))
+        if self.command is plan.command:
+            fields.append(("workload_toml", _TOML | None, None))
+        if self.shorten:
+            fields.append(("full", _FULL, False))
+        return msgspec.defstruct("Question", fields, frozen=True, kw_only=True, forbid_unknown_fields=True)
+
+    def answer(self, given: Mapping[str, Any], gateway: str, on_progress: OnProgress) -> Document:
+        asked = msgspec.to_builtins(msgspec.convert(given, self.question))
+        text = asked.get("workload_toml")
+        if self.command is plan.command and (asked["workload"] is None) == (text is None):
+            raise BadInput("give workload or workload_toml: one of them")
+        if text is not None:
+            asked["workload"] = "workload_toml"
+        caller = Caller(on_progress, text)
+        try:
+            self.command.main(self._typed(asked, gateway), standalone_mode=False, obj=caller)
+        except BadParameter as error:
+            raise BadInput(as_typed(error)) from None
+        except click.UsageError as error:
+            raise BadInput(error.format_message()) from None
+        whole = caller.document if isinstance(caller.document, dict) else {"rows": caller.document}
+        kept, gone = (whole, []) if asked.get("full") or not self.shorten else self.shorten(whole)
+        return {**kept, "shortened": gone} if gone else kept
+
+    def _typed(self, asked: Document, gateway: str) -> list[str]:
+        """The question as words of a command line."""
+        options, arguments = ["--json", *self.fixed, *(["--url", gateway] if self.asks_others else [])], []
+        for name, parameter in self.parameters.items():
+            value = asked[name]
+            if value is None or value is False:
+                continue
+            _check(name, value, asks_hub=self.command is preflight_model.command)
+            words = _words(value, joined=not parameter.multiple)
+            if isinstance(parameter, click.Argument):
+                arguments += words
+            else:
+                flag = max(parameter.opts, key=len)
+                options += [flag] if value is True else [f"{flag}={word}" for word in words]
+        return [*options, "--", *arguments]
+
+
+def _kind(parameter: click.Parameter) -> Any:
+    """Options that name several things take a list, and NAME=VALUE an object."""
+    kind, form = parameter.type, parameter.metavar or ""
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        return bool
+    if re.search(r"\w=\w", form):
+        return dict[Word, Value]
+    if parameter.multiple or "," in form:
+        return Annotated[list[Value], Meta(min_length=1, max_length=64)]
+    if isinstance(kind, click.Choice):
+        return Literal[tuple(kind.choices)]
+    if kind.name.startswith(("integer", "float")):
+        limits = {"ge": getattr(kind, "min", None), "le": getattr(kind, "max", None)}
+        return Annotated[int if kind.name.startswith("integer") else float, Meta(**limits)]
+    return Word
+
+
+def _words(value: Any, *, joined: bool) -> list[str]:
+    if isinstance(value, dict):
+        return [f"{name}={each}" for name, each in value.items()]
+    if isinstance(value, list):
+        return [",".join(map(str, value))] if joined else list(map(str, value))
+    return [str(value)]
+
+
+def _check(name: str, value: Any, *, asks_hub: bool) -> None:
+    """What a command at a terminal may look at, and this process may not."""
+    if name == "on" and folder_in(",".join(map(str, value))):
+        raise BadInput("on this: no machine is looked at from here; name accelerators")
+    if name == "model" and asks_hub and "/" in value and not Path(value).expanduser().exists():
+        try:
+            Catalog().model(value)
+        except UnknownName as error:
+            raise BadInput(f"{error} There is no such folder, and the hub is not asked from here.") from None
+
+
+def _short_fit(whole: Document) -> tuple[Document, list[str]]:
+    least = {(place["accelerator"], place["precision"]) for place in whole["placements"] if place["fewest"]}
+    return _only(
+        whole, "placements",
+        lambda place: place["fewest"] or (place["accelerator"], place["precision"]) not in least,
+        "layouts of more than the fewest GPUs",
+    )  # fmt: skip
+
+
+def _short_plan(whole: Document) -> tuple[Document, list[str]]:
+    gone = ["workload", "fleet_file", "target_prices", "passed_over_unmeasured", "apart_looked_at"]
+    kept = {key: value for key, value in whole.items() if key not in gone}
+    if kept["fleet"]:
+        kept["fleet"] = {**kept["fleet"], "pools": _without("estimate", kept["fleet"]["pools"])}
+        gone.append("fleet.pools.estimate")
+    return kept, gone
+
+
+def _short_simulation(whole: Document) -> tuple[Document, list[str]]:
+    return {**whole, "runs": _without("course", whole["runs"])}, ["runs.course: the fleet by moment"]
+
+
+def _short_preflight(whole: Document) -> tuple[Document, list[str]]:
+    return _only(whole, "findings", lambda row: row["severity"] != "note", "notes: what was found to be in order")
+
+
+def _short_list(whole: Document) -> tuple[Document, list[str]]:
+    more = len(whole["rows"]) - _ROWS
+    return {"rows": whole["rows"][:_ROWS]}, [f"rows: {more} more"] if more > 0 else []
 
 
 def _only(
@@ -395,20 +315,70 @@ def _only(
     return {**whole, key: kept}, [f"{key}: {more} {what}"] if more else []
 
 
-def _without(key: str, rows: Iterable[Mapping[str, Any]]) -> list[Document]:
+def _without(key: str, rows: list[Document]) -> list[Document]:
     return [{name: value for name, value in row.items() if name != key} for row in rows]
 
 
-def _split(layout: Mapping[Any, int]) -> Parallelism | None:
-    return layout_from(*(layout.get(name) for name in ("tp", "pp", "ep", "dp")))
+_REPLICA = "precision tp pp ep dp kv stack"
+TOOLS = {
+    "fit": Tool(
+        "How a model sits in memory on each accelerator: weights, KV cache, the fewest GPUs, sequences that fit.",
+        fit.command, f"model on context {_REPLICA}", FitAnswer, _short_fit,
+    ),
+    "compare": Tool(
+        "One model under one load on several accelerators: TTFT, TPOT, throughput with its interval, and why one wins. "
+        "Predictions; each entry's estimate.basis says which measurements stand behind it.",
+        compare.command, f"model on input output concurrency {_REPLICA} speculation", CompareAnswer,
+    ),
+    "plan": Tool(
+        "The cheapest fleet for a workload: accelerators, pools, cost, what each vendor alone would cost, what would "
+        "change it, and the reasons. The fleet is confirmed by simulation, which takes from seconds to minutes; quick "
+        "leaves that out.",
+        plan.command, "workload on price reserved discount prices single_gpus sure evidence only_known quick",
+        PlanAnswer, _short_plan,
+    ),
+    "simulate": Tool(
+        "A fleet, a saved plan or a workload (planned first) under traffic in virtual time: percentiles, cost, queues. "
+        "Nothing is measured: replicas take the time that the performance model predicts.",
+        simulate.command, "what workload fleet trace class rate load policy seeds requests kill", SimulateAnswer,
+        _short_simulation, fixed=("--processes=1",),
+    ),
+    "preflight": Tool(
+        "What breaks when a model moves to these accelerators under an engine: findings with evidence and remedy, and "
+        "a verdict each. Nothing is run on an accelerator. Of a folder beneath --root it reads config.json, the "
+        "quantisation config, the index and headers of safetensors or GGUF files, and of the tensors scales and FP8 "
+        "weights (`scan`). It does not ask the Hugging Face hub.",
+        preflight_model.command, "model on engine tp ep kv context with env flag scan", PreflightAnswer,
+        _short_preflight,
+    ),
+    "explain": Tool(
+        "Where the running gateway would send a request now, and why: every pool with its prediction or what dropped "
+        "it. The gateway is the one that the server was started for. Nothing is sent to any backend.",
+        explain.command, "model input output class ttft_ms tpot_ms priority pool", ExplainAnswer,
+        asks_others=True,
+    ),
+    "catalog_show": Tool(
+        "Everything known of an accelerator, a model or an engine, prices included: each number with its basis, date, "
+        "source, and other sources that differ. `costs` is what owning assumes.",
+        catalog.show_command, "name key", CatalogShowAnswer,
+    ),
+    "catalog_list": Tool(
+        "What the catalog holds, a row each; prices with seller, kind, date and source. catalog_show has the sources "
+        "of an accelerator's, a model's or an engine's numbers.",
+        catalog.list_command, "kind on search", CatalogListAnswer, _short_list,
+    ),
+}  # fmt: skip
 
 
-def _joined(names: Iterable[str] | None) -> str | None:
-    text = None if names is None else ",".join(names)
-    if folder_in(text):
-        raise BadInput("on this: no machine is looked at from here; name accelerators")
-    return text
+def described(name: str) -> Document:
+    tool = TOOLS[name]
+    schemas = {"input_schema": schema_of(tool.question), "output_schema": schema_of(tool.answers)}
+    return {"name": name, "description": tool.says, **schemas}
 
 
-def _assigned(values: Mapping[str, float]) -> tuple[str, ...]:
-    return tuple(f"{name}={value!r}" for name, value in values.items())
+def schema_of(kind: Any) -> Document:
+    """JSON Schema of a record, with the record itself at its root, as the protocol wants it."""
+    (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    made = dict(parts.pop(root["$ref"].rpartition("/")[2]))
+    made.pop("description", None)
+    return {**made, "$defs": parts} if parts else made

@@ -82,6 +82,18 @@ def _number_option(kind: click.ParamType[Any], names: str, **more: Any) -> Decor
     return click.option(*names.split(), type=kind, **{"show_default": "default" in more, **more})
 
 
+def text_option(names: str, metavar: str, help: str, **more: Any) -> Decorator:
+    return click.option(*names.split(), metavar=metavar, help=help, **more)
+
+
+def file_option(names: str, help: str, metavar: str = "FILE", **more: Any) -> Decorator:
+    return click.option(*names.split(), type=FILE, metavar=metavar, help=help, **more)
+
+
+def flag_option(names: str, help: str) -> Decorator:
+    return click.option(*names.split(), is_flag=True, help=help)
+
+
 def verbose_option(what: str) -> Decorator:
     return click.option("-v", "--verbose", is_flag=True, help=f"Also: {what}.")
 

@@ -13,7 +13,7 @@ import click
 from crosstie.cli.admin import AdminPort, AdminRejected, reach
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, real_option, whole_option
+from crosstie.cli.options import file_option, flag_option, real_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, plural, significant
@@ -59,11 +59,11 @@ _MEANINGS = {
 )  # fmt: skip
 @click.argument("a", metavar="A")
 @click.argument("others", metavar="[B]...", nargs=-1)
-@click.option("--model", metavar="M", help="The model to ask for. [default: the only one that is served]")
-@click.option("--model-b", metavar="M", help="Its name at B, where that is another.")
-@click.option("--key-env", metavar="NAME", default=_KEY, show_default=True, help="The variable with the key of A.")
-@click.option("--key-env-b", metavar="NAME", help="The variable with the key of B. [default: that of A]")
-@click.option("--prompts", "file", type=FILE, default=BUNDLED, metavar="FILE", help="Prompts of your own (TOML).")
+@text_option("--model", "M", "The model to ask for. [default: the only one that is served]")
+@text_option("--model-b", "M", "Its name at B, where that is another.")
+@text_option("--key-env", "NAME", "The variable with the key of A.", default=_KEY, show_default=True)
+@text_option("--key-env-b", "NAME", "The variable with the key of B. [default: that of A]")
+@file_option("--prompts file", "Prompts of your own (TOML).", default=BUNDLED)
 @whole_option("--limit", 1, None, "Only the first N prompts.")
 @whole_option(
     "--long long_tokens", 100, 10**6, "Four more prompts of about N tokens: where RoPE scaling and windows show."
@@ -73,26 +73,20 @@ _MEANINGS = {
 @whole_option("--top", 1, 100, "Log-probabilities a place; 5 where so many are refused.", metavar="K", default=20)
 @whole_option("--concurrency", 1, 1000, "Requests at once; the second pass of A has four times as many.", default=4)
 @click.option("--way", type=click.Choice(WAYS), help="How to force texts. [default: the best that all of them have]")
-@click.option("--body", metavar="JSON", default="{}", help="More keys of every request, such as chat_template_kwargs.")
+@text_option("--body", "JSON", "More keys of every request, such as chat_template_kwargs.", default="{}")
 @real_option("--max-kl", 0, 100, "Nats a token.", default=Limits().kl)
 @real_option(
     "--min-top1", 0, 1, "The share of places with the same likeliest token.", default=1 - Limits().disagreement
 )
 @real_option("--fault", 1e-9, 100, "Say how many prompts a fault of so many nats a token needs.")
-@click.option("--machine", type=FILE, metavar="FILE", help="What `crosstie doctor --json` wrote where A runs.")
-@click.option("--machine-b", type=FILE, metavar="FILE", help="The same of B: the answer then names their GPUs.")
-@click.option("--pool", metavar="NAME", help="B is every backend of this pool; A may then be a pool's name too.")
-@click.option(
-    "--gateway",
-    default="http://127.0.0.1:8081",
-    show_default=True,
-    envvar="CROSSTIE_ADMIN_URL",
-    metavar="URL",
-    help="The gateway's --admin-port, for --pool.",
-)
-@click.option("--key-file", type=FILE, metavar="FILE", help="Where its key is, if not in CROSSTIE_ADMIN_KEY.")
-@click.option("--admit", is_flag=True, help="Undrain the pool if all of its backends are the same as A.")
-@click.option("--lm-eval", "tasks", metavar="TASK,...", help="Also run tasks of lm-evaluation-harness on both.")
+@file_option("--machine", "What `crosstie doctor --json` wrote where A runs.")
+@file_option("--machine-b", "The same of B: the answer then names their GPUs.")
+@text_option("--pool", "NAME", "B is every backend of this pool; A may then be a pool's name too.")
+@text_option("--gateway", "URL", "The gateway's --admin-port, for --pool.", default="http://127.0.0.1:8081",
+             show_default=True, envvar="CROSSTIE_ADMIN_URL")  # fmt: skip
+@file_option("--key-file", "Where its key is, if not in CROSSTIE_ADMIN_KEY.")
+@flag_option("--admit", "Undrain the pool if all of its backends are the same as A.")
+@text_option("--lm-eval tasks", "TASK,...", "Also run tasks of lm-evaluation-harness on both.")
 @whole_option("--lm-eval-limit task_limit", 1, None, "Only N questions a task.")
 @answer_options(_DETAILS, html=True)
 def command(

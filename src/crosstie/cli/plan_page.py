@@ -44,11 +44,12 @@ def plan_facts(plan: Plan) -> list[KeyNumber]:
         return []
     facts = [KeyNumber("GPUs", ", ".join(f"{count} {name}" for name, count in fleet.gpus.items()))]
     doubt = plan.uncertainty
-    low, high = (doubt.low_usd_per_hour, doubt.high_usd_per_hour) if doubt else (None, None)
-    known = low is not None and high is not None
+    low, high = (doubt.low_usd_per_hour or 0.0, doubt.high_usd_per_hour or 0.0) if doubt else (0.0, 0.0)
 
     def between(times: float) -> str:
-        return f"{dollars((low or 0.0) * times)} to {dollars((high or 0.0) * times)}, 80%" if known else ""
+        """Nothing where the interval has no width that anyone could see."""
+        ends = dollars(low * times), dollars(high * times)
+        return f"{ends[0]} to {ends[1]}, 80%" if ends[0] != ends[1] else ""
 
     facts.append(KeyNumber("an hour", dollars(fleet.usd_per_hour), between(1.0)))
     facts.append(KeyNumber("a month", dollars(fleet.usd_per_hour * HOURS_PER_MONTH), between(HOURS_PER_MONTH)))

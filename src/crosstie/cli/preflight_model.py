@@ -11,7 +11,7 @@ from crosstie.catalog.library import names_in
 from crosstie.cli.answer import Wanted
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import complete_models, on_option, whole_option
+from crosstie.cli.options import complete_models, flag_option, on_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import VERDICTS
@@ -34,35 +34,20 @@ _LEGEND = (
 @click.command("model")
 @click.argument("model", metavar="MODEL_DIR", shell_complete=complete_models)
 @on_option("Accelerators, such as mi300x,mi355x,h200.")
-@click.option(
-    "--engine",
-    metavar="E[==V]",
-    help="vllm, sglang or llama.cpp, with a release or without: vllm==0.28.0. [default: vllm]",
+@text_option(
+    "--engine", "E[==V]", "vllm, sglang or llama.cpp, with a release or without: vllm==0.28.0. [default: vllm]"
 )
-@click.option(
-    "--matrix",
-    "as_matrix",
-    is_flag=True,
-    help="Every release of every engine by accelerator, with CUDA, ROCm, images, and what changed when.",
-)
+@flag_option("--matrix as_matrix", "Every release of every engine by accelerator, with CUDA, ROCm, images, and what "
+             "changed when.")  # fmt: skip
 @whole_option("--tp", 1, 1024, "Tensor-parallel ranks. [default: the fewest that hold it]")
-@click.option("--ep", is_flag=True, help="Experts are spread over the ranks instead of being cut.")
+@flag_option("--ep", "Experts are spread over the ranks instead of being cut.")
 @click.option("--kv", type=click.Choice(_KV), default="auto", show_default=True, help="The KV cache's type.")
 @whole_option("--context", 1, None, "Tokens a sequence, for memory. [default: 8192]")
-@click.option("--with", "features", metavar="F,...", help="Features that must work: lora, speculative-mtp, ...")
-@click.option(
-    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the engine's environment."
-)
-@click.option(
-    "--flag", "flags", multiple=True, metavar="NAME=VALUE", help="An engine flag: attention-backend=TRITON_ATTN."
-)
-@click.option(
-    "--scan",
-    type=click.Choice(("none", "sample", "all")),
-    default="sample",
-    show_default=True,
-    help="How much of the FP8 weights to read; scales are always read whole.",
-)
+@text_option("--with features", "F,...", "Features that must work: lora, speculative-mtp, ...")
+@text_option("--env environment", "NAME=VALUE", "A variable of the engine's environment.", multiple=True)
+@text_option("--flag flags", "NAME=VALUE", "An engine flag: attention-backend=TRITON_ATTN.", multiple=True)
+@click.option("--scan", type=click.Choice(("none", "sample", "all")), default="sample", show_default=True,
+              help="How much of the FP8 weights to read; scales are always read whole.")  # fmt: skip
 @report_options
 def command(
     model: str, accelerators: str | None, engine: str | None, as_matrix: bool, tp: int | None, ep: bool, kv: str,

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE
+from crosstie.cli.options import file_option, flag_option, text_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import arithmetic, bandwidth, gigabytes, seconds, share
@@ -22,11 +22,11 @@ SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
 
 
 @click.command("probe")
-@click.option("-o", "--output", type=FILE, metavar="FILE", help="Where to. [default: probe-ACCELERATOR-DATE.json]")
-@click.option("--parts", metavar="P,...", help=f"Only these of {', '.join(PARTS)}.")
-@click.option("--quick", is_flag=True, help="A few shapes of each part: under a minute.")
-@click.option("--plan", type=FILE, metavar="FILE", help="Measure nothing; write the plan, for a GPU without Crosstie.")
-@click.option("--read", type=FILE, metavar="FILE", help="Measure nothing; show an earlier document.")
+@file_option("-o --output", "Where to. [default: probe-ACCELERATOR-DATE.json]")
+@text_option("--parts", "P,...", f"Only these of {', '.join(PARTS)}.")
+@flag_option("--quick", "A few shapes of each part: under a minute.")
+@file_option("--plan", "Measure nothing; write the plan, for a GPU without Crosstie.")
+@file_option("--read", "Measure nothing; show an earlier document.")
 @answer_options()
 def command(
     output: Path | None, parts: str | None, quick: bool, plan: Path | None, read: Path | None, wanted: Wanted

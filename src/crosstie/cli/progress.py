@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 from rich.console import Console
@@ -34,10 +35,27 @@ class _Count(ProgressColumn):
         return self._counts.render(task) if task.total else Text()
 
 
+class Caller:
+    """Who calls a command from this process, in the place of a terminal: is given its document, and hears how far it
+    is. `workload`: the text of a workload file that is not there."""
+
+    def __init__(self, on_progress: OnProgress = no_progress, workload: str | None = None):
+        self.on_progress, self.workload = on_progress, workload
+        self.document: Any = None
+
+
+def caller() -> Caller | None:
+    context = click.get_current_context(silent=True)
+    return context.find_object(Caller) if context else None
+
+
 @contextmanager
 def progress(what: str = "", *, in_bytes: bool = False) -> Iterator[OnProgress]:
     """What long calls take as `on_progress`. Silent in pipes, on terminals that cannot move the cursor, and where the
     command was asked for --json."""
+    if asking := caller():
+        yield asking.on_progress
+        return
     stream = Console(stderr=True, highlight=False, markup=False)
     context = click.get_current_context(silent=True)
     as_json = context is not None and context.params.get("as_json")

@@ -14,8 +14,8 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_folder
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, complete_models, on_option, whole_option
-from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
+from crosstie.cli.options import complete_models, file_option, flag_option, on_option, text_option, whole_option
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_options, speculation_options
 from crosstie.cli.this_machine import ON_THIS, accelerators_on, engines_on
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter, Fleet
@@ -61,37 +61,30 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 )
 @click.argument("model", required=False, shell_complete=complete_models)
 @on_option(f"Accelerators, a recipe each; {ON_THIS}.")
-@click.option("--fleet", type=FILE, metavar="FILE", help="In place of MODEL: every pool of a fleet file.")
-@click.option("--pool", metavar="NAME", help="With --fleet: this pool alone.")
-@click.option("--engine", metavar="E", help="vllm, sglang or llama.cpp, with a release or without: vllm==0.27.1.")
-@click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
+@file_option("--fleet", "In place of MODEL: every pool of a fleet file.")
+@text_option("--pool", "NAME", "With --fleet: this pool alone.")
+@text_option("--engine", "E", "vllm, sglang or llama.cpp, with a release or without: vllm==0.27.1.")
+@text_option("--precision", "P", PRECISION_HELP, default="native", show_default=True)
 @kv_option
 @layout_options
-@click.option("--disaggregated", "--apart", "apart", metavar="P:D", help="Disaggregated: 1xTP4:2xTP8.")
-@click.option("--connector", metavar="NAME", help="With --disaggregated: how the cache travels, such as vllm-nixl.")
+@text_option("--disaggregated apart", "P:D", "Disaggregated: 1xTP4:2xTP8.")
+@text_option("--connector", "NAME", "With --disaggregated: how the cache travels, such as vllm-nixl.")
 @speculation_options
-@click.option("--lora", "adapters", multiple=True, callback=_adapters, metavar="NAME=PATH", help="A LoRA adapter.")
+@text_option("--lora adapters", "NAME=PATH", "A LoRA adapter.", multiple=True, callback=_adapters)
 @click.option("--context", type=int, metavar="N", help="Tokens of a request. [default: as many as fit]")
-@whole_option(
-    "--in-flight",
-    1,
-    10**6,
-    "Requests that a replica may have at once. [default: 256, or fewer where vLLM's own recipe has fewer]",
-)
+@whole_option("--in-flight", 1, 10**6, "Requests that a replica may have at once. "
+              "[default: 256, or fewer where vLLM's own recipe has fewer]")  # fmt: skip
 @whole_option("--replicas", 1, 10**4, "Of them.", default=1)
-@click.option("--served-as", metavar="NAME", help="What clients call the model. [default: the catalog's name]")
+@text_option("--served-as", "NAME", "What clients call the model. [default: the catalog's name]")
 @click.option("--weights", multiple=True, callback=_named, metavar="[POOL=]WHERE",
               help="The checkpoint: a repository of Hugging Face, or a folder or GGUF file here.")  # fmt: skip
-@click.option("--drafter", multiple=True, callback=_named, metavar="[POOL=]WHERE",
-              help="The same of the head or model that drafts.")  # fmt: skip
-@click.option("--image", multiple=True, callback=_named, metavar="[POOL=]IMAGE", help="Not the engine's own image.")
-@click.option("--engine-command", metavar="WORDS", default="",
-              help="How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.")  # fmt: skip
+@text_option("--drafter", "[POOL=]WHERE", "The same of the head or model that drafts.", multiple=True, callback=_named)
+@text_option("--image", "[POOL=]IMAGE", "Not the engine's own image.", multiple=True, callback=_named)
+@text_option("--engine-command", "WORDS", "How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.", default="")
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="The files of this form in place of the line.")
-@click.option("--bare", is_flag=True, help=f"The engine is installed, no container: {', '.join(BARE)}.")
-@click.option("-o", "--out", type=FILE, metavar="DIR", help="Write the files there.")
-@click.option("--nodes", type=FILE, metavar="FILE",
-              help="`kubectl get nodes -o json`: refuse what they have no room for.")  # fmt: skip
+@flag_option("--bare", f"The engine is installed, no container: {', '.join(BARE)}.")
+@file_option("-o --out", "Write the files there.", metavar="DIR")
+@file_option("--nodes", "`kubectl get nodes -o json`: refuse what they have no room for.")
 @answer_options(_DETAILS)
 def command(
     model: str | None, accelerators: str | None, fleet: Path | None, pool: str | None, form: str | None, bare: bool,
@@ -149,14 +142,12 @@ def command(
 def _of_model(
     catalog: Catalog, model: str, accelerators: str, named: tuple[dict[str, str], ...], given: dict[str, Any]
 ) -> list[Recipe]:
-    tp, pp, ep, dp = (given.pop(name) for name in ("tp", "pp", "ep", "dp"))
-    layout = layout_from(tp, pp, ep, dp)
     weights, drafter, image = named
     recipes: list[Recipe] = []
     known, at_most = accelerators_on(catalog, accelerators, None)
     here = engines_on(accelerators)
     for accelerator in known:
-        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, layout=layout, installed=here, **given)
+        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, installed=here, **given)
         if pool.replica_gpus > at_most.get(accelerator.id, pool.replica_gpus):
             raise BadInput(f"a replica takes {pool.replica_gpus} {accelerator.id}; there are {at_most[accelerator.id]}")
         options = RecipeOptions(weights=weights, drafter=drafter, image=image, chosen=chosen)

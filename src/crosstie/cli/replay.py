@@ -8,7 +8,7 @@ import click
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.bench import measured, promised, traced
 from crosstie.cli.bench_show import DETAILS
-from crosstie.cli.options import FILE, real_option, whole_option
+from crosstie.cli.options import file_option, real_option, text_option, whole_option
 from crosstie.prove.bench.bench import Settings
 from crosstie.prove.bench.loads import BenchLoad
 
@@ -18,10 +18,8 @@ _KEY = "OPENAI_API_KEY"
 @click.command("replay")
 @click.argument("trace", metavar="TRACE")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway, or any OpenAI server.")
-@click.option("--model", required=True, metavar="M", help="The model to ask for.")
-@click.option(
-    "--class", "class_name", metavar="NAME", help="The class that requests say they belong to. [default: the trace's]"
-)
+@text_option("--model", "M", "The model to ask for.", required=True)
+@text_option("--class class_name", "NAME", "The class that requests say they belong to. [default: the trace's]")
 @real_option("--rate", 1e-4, 1e6, "Requests a second. [default: the trace's]")
 @real_option(
     "--speed", 0.01, 1000, "Of a server that is emulated X times as fast: all seconds are then its own.", default=1.0
@@ -29,7 +27,7 @@ _KEY = "OPENAI_API_KEY"
 @whole_option("--requests most", 1, 10**7, "The first N requests.")
 @real_option("--for for_s", 0.01, 1e7, "The first S seconds.", metavar="S")
 @whole_option("--start", 0, 10**9, "Leave out the first N requests.", default=0, show_default=False)
-@click.option("--fleet", type=FILE, metavar="FILE", help="Targets and prices of the fleet.")
+@file_option("--fleet", "Targets and prices of the fleet.")
 @answer_options(DETAILS)
 def command(
     trace: str, url: str, model: str, class_name: str | None, rate: float | None, speed: float, most: int | None,

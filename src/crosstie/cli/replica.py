@@ -1,15 +1,14 @@
 """Options that describe a replica and the load on it, which `fit`, `compare` and `tco` share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.precision import PRECISIONS
-from crosstie.cli.options import Decorator, option_group
+from crosstie.cli.options import Decorator, gathered, option_group
 from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
@@ -41,12 +40,22 @@ speculation_options = option_group(
                  help="Kind of text, on which it depends how many drafts are kept."),
     click.option("--acceptance", type=float, metavar="TOKENS", help="Tokens kept a step, where you measured them."),
 )  # fmt: skip
-layout_options = option_group(
-    click.option("--tp", type=int, metavar="N", help="Tensor-parallel ranks."),
-    click.option("--pp", type=int, metavar="N", help="Pipeline stages."),
-    click.option("--ep", type=int, metavar="N", help="Groups over which experts are spread."),
-    click.option("--dp", type=int, metavar="N", help="Attention replicas that share the experts."),
-)
+
+
+def layout_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--tp, --pp, --ep and --dp, which a command gets as `layout`: None where the user said nothing at all."""
+
+    @wraps(function)
+    def called(*, tp: int | None, pp: int | None, ep: int | None, dp: int | None, **given: Any) -> Any:
+        said = {name: ranks for name, ranks in (("tp", tp), ("pp", pp), ("ep", ep), ("dp", dp)) if ranks is not None}
+        return function(layout=Parallelism(**said) if said else None, **given)
+
+    return option_group(
+        click.option("--tp", type=int, metavar="N", help="Tensor-parallel ranks."),
+        click.option("--pp", type=int, metavar="N", help="Pipeline stages."),
+        click.option("--ep", type=int, metavar="N", help="Groups over which experts are spread."),
+        click.option("--dp", type=int, metavar="N", help="Attention replicas that share the experts."),
+    )(called)
 
 
 def named_model(catalog: Catalog, name: str, precision: str) -> tuple[Model, str]:
@@ -57,18 +66,23 @@ def named_model(catalog: Catalog, name: str, precision: str) -> tuple[Model, str
     return stored.model(catalog), stored.precision if precision == USUAL.precision else precision
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaOptions:
+class ReplicaOptions(NamedTuple):
     """What `replica_options` were given as."""
 
-    load: Load
-    parallelism: Parallelism | None
+    input_tokens: int
+    output_tokens: int
+    concurrency: int
     precision: str
-    kv_format: str
+    layout: Parallelism | None
+    kv: str
     stack: str | None
-    speculation: str | None = None
-    text: str = "chat"
-    acceptance: float | None = None
+    speculation: str | None
+    text: str
+    acceptance: float | None
+
+    @property
+    def load(self) -> Load:
+        return Load(self.concurrency, self.input_tokens, self.output_tokens)
 
     def _kind(self, catalog: Catalog, model: Model, precision: str = "") -> dict[str, Any]:
         """What says how a replica is made, apart from its layout."""
@@ -77,17 +91,17 @@ class ReplicaOptions:
             drafts = catalog.speculation(model, self.speculation, text=self.text, length=self.acceptance)
         elif self.acceptance is not None:
             raise BadInput("--acceptance is about --speculation, which is not given")
-        kind = {"precision": precision or self.precision, "kv_format": self.kv_format, "stack": self.stack}
+        kind = {"precision": precision or self.precision, "kv_format": self.kv, "stack": self.stack}
         return {**kind, "speculation": drafts}
 
     def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
         asked, stored = named_model(catalog, model, self.precision)
         chosen, kind = catalog.accelerators_named(accelerators, self.stack), self._kind(catalog, asked, stored)
-        return compare(catalog, asked, chosen, self.load, parallelism=self.parallelism, **kind)
+        return compare(catalog, asked, chosen, self.load, parallelism=self.layout, **kind)
 
     def scaled(self, catalog: Catalog, model: str, accelerators: str, gpus: str) -> list[Scaling]:
         """One service on each of these numbers of GPUs, "8,16,32"."""
-        if self.parallelism is not None:
+        if self.layout is not None:
             raise BadInput("--gpus chooses the layout of each size itself: leave --tp, --pp, --ep and --dp out")
         counts = names_in(gpus)
         if not all(count.isdigit() for count in counts):
@@ -101,38 +115,16 @@ class ReplicaOptions:
         return compare_apart(catalog, card.model, chosen, self.load, layout, **self._kind(catalog, card.model))
 
 
-def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The load and the kind of replica, which the command gets as `replica`."""
-
-    @wraps(function)
-    def gathered(
-        *, input_tokens: int, output_tokens: int, concurrency: int, precision: str, tp: int | None, pp: int | None,
-        ep: int | None, dp: int | None, kv: str, stack: str | None, speculation: str | None, text: str,
-        acceptance: float | None, **others: Any,
-    ) -> Any:  # fmt: skip
-        load, layout = Load(concurrency, input_tokens, output_tokens), layout_from(tp, pp, ep, dp)
-        replica = ReplicaOptions(load, layout, precision, kv, stack, speculation, text, acceptance)
-        return function(replica=replica, **others)
-
-    return option_group(
-        _count("--input", "input_tokens", USUAL.input_tokens, "Prompt tokens."),
-        _count("--output", "output_tokens", USUAL.output_tokens, "Output tokens."),
-        _count("--concurrency", "concurrency", USUAL.in_flight or 1, "Requests in flight on a replica."),
-        click.option("--precision", metavar="P", default=USUAL.precision, show_default=True, help=PRECISION_HELP),
-        layout_options, kv_option, stack_option, speculation_options,
-    )(gathered)  # fmt: skip
-
-
 def _count(flag: str, name: str, default: int, what: str) -> Decorator:
     return click.option(flag, name, type=int, default=default, show_default=True, metavar="N", help=what)
 
 
-def layout_from(tp: int | None, pp: int | None, ep: int | None, dp: int | None) -> Parallelism | None:
-    """None where the user said nothing at all."""
-    if tp is None and pp is None and ep is None and dp is None:
-        return None
-
-    def one(value: int | None) -> int:
-        return 1 if value is None else value
-
-    return Parallelism(tp=one(tp), pp=one(pp), ep=one(ep), dp=one(dp))
+# The load and the kind of replica, which a command gets as `replica`.
+replica_options = gathered(
+    "replica", ReplicaOptions,
+    _count("--input", "input_tokens", USUAL.input_tokens, "Prompt tokens."),
+    _count("--output", "output_tokens", USUAL.output_tokens, "Output tokens."),
+    _count("--concurrency", "concurrency", USUAL.in_flight or 1, "Requests in flight on a replica."),
+    click.option("--precision", metavar="P", default=USUAL.precision, show_default=True, help=PRECISION_HELP),
+    layout_options, kv_option, stack_option, speculation_options,
+)  # fmt: skip

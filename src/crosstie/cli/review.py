@@ -9,7 +9,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import assigned, fraction
 from crosstie.cli.lazy import SOURCES, brought
-from crosstie.cli.options import FILE
+from crosstie.cli.options import FILE, file_option, flag_option, text_option
 from crosstie.cli.progress import progress
 from crosstie.cli.review_show import DETAILS, checklist_document, checklist_parts, review_document, review_parts
 from crosstie.cli.times import moment
@@ -27,20 +27,20 @@ from crosstie.web.report import write_markdown
 @click.command("review")
 @click.argument("plan", type=FILE, metavar="PLAN")
 @click.argument("recordings", nargs=-1, type=FILE, metavar="[RECORDING...]")
-@click.option("--metrics", multiple=True, metavar="FILE|URL", help="The gateway's metrics, or an engine's; repeatable.")
-@click.option("--store", metavar="FILE|URL", help="The gateway's store, whose usage the cost is taken from.")
-@click.option("--since", metavar="WHEN", help="Usage from this day or hour on (UTC).")
-@click.option("--fleet", type=FILE, metavar="FLEET.toml", help="What runs, where it is not the plan's own fleet.")
-@click.option("--class", "class_name", metavar="NAME", help="The class of all requests, where they do not say it.")
+@text_option("--metrics", "FILE|URL", "The gateway's metrics, or an engine's; repeatable.", multiple=True)
+@text_option("--store", "FILE|URL", "The gateway's store, whose usage the cost is taken from.")
+@text_option("--since", "WHEN", "Usage from this day or hour on (UTC).")
+@file_option("--fleet", "What runs, where it is not the plan's own fleet.", metavar="FLEET.toml")
+@text_option("--class class_name", "NAME", "The class of all requests, where they do not say it.")
 @click.option(
     "--within", multiple=True, metavar="NAME=SHARE",
     help=f"How far a figure may be off: throughput=8%. Of {', '.join(thresholds())}.",
 )  # fmt: skip
-@click.option("--today", metavar="DAY", help="Review it as of this day. [default: today]")
-@click.option("--no-plan", is_flag=True, help="Do not plan again with what was learnt.")
-@click.option("--quick", is_flag=True, help="Plan again by closed forms alone.")
-@click.option("--checklist", "as_checklist", is_flag=True, help="What to demand in a contract, in its numbers.")
-@click.option("--markdown", "as_markdown", is_flag=True, help="Print the answer as Markdown.")
+@text_option("--today", "DAY", "Review it as of this day. [default: today]")
+@flag_option("--no-plan", "Do not plan again with what was learnt.")
+@flag_option("--quick", "Plan again by closed forms alone.")
+@flag_option("--checklist as_checklist", "What to demand in a contract, in its numbers.")
+@flag_option("--markdown as_markdown", "Print the answer as Markdown.")
 @answer_options(DETAILS, html=True)
 def command(
     plan: Path, recordings: tuple[Path, ...], metrics: tuple[str, ...], store: str | None, since: str | None,

@@ -8,17 +8,16 @@ import msgspec
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE, dark_option, on_option, whole_option
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
+from crosstie.cli.options import FILE, flag_option, on_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.schedule import ScheduleRequest
 from crosstie.decide.schedule.schedule import PurchaseSchedule, QuarterPlan, purchase_schedule
-from crosstie.web.chart import check_picture
 from crosstie.web.parts import Heading, Parts, Table, note
-from crosstie.web.schedule_chart import draw_schedule
+from crosstie.web.schedule_chart import schedule_picture
 
 _KINDS = {"owned": "owned", "contract": "under contract", "rented": "rented", "there": "on hand"}
 
@@ -27,14 +26,13 @@ _KINDS = {"owned": "owned", "contract": "under contract", "rented": "rented", "t
 @click.argument("workload", type=FILE)
 @on_option("Only these accelerators, announced ones among them.")
 @whole_option("--quarters", 2, 20, "How many. [default: the file's, or 12]")
-@click.option("--growth", metavar="SHARE,...", help="By quarter, such as 10%,10%,5%; the last goes on.")
-@click.option("--sold-only", is_flag=True, help="Without parts that were only announced.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw it (.svg, .png, .pdf).")
-@dark_option
+@text_option("--growth", "SHARE,...", "By quarter, such as 10%,10%,5%; the last goes on.")
+@flag_option("--sold-only", "Without parts that were only announced.")
+@plot_option("Draw it")
 @answer_options()
 def command(
     workload: Path, accelerators: str | None, quarters: int | None, growth: str | None, sold_only: bool,
-    plot: Path | None, dark: bool, wanted: Wanted,
+    plot: Drawing, wanted: Wanted,
 ) -> int:  # fmt: skip
     """What to order now, what to rent until it comes, which option to keep, and what each quarter costs.
 
@@ -49,16 +47,13 @@ def command(
     prices: nobody has measured them. Exit status 1 when nothing is to be ordered or rented.
     """
     catalog = Catalog()
-    if plot:
-        check_picture(plot)
     asked = read_workload(catalog, find_workload(workload))
     asked = msgspec.structs.replace(asked, schedule=_changed(asked.schedule, quarters, growth))
     with progress("schedule") as on_progress:
         schedule = purchase_schedule(
             catalog, asked, names_in(accelerators), announced=not sold_only, on_progress=on_progress
         )
-    if plot:
-        draw_schedule(schedule, plot, dark=dark)
+    plot.draw(lambda: schedule_picture(schedule))
     wanted.give(lambda: to_json(schedule), lambda _: parts(schedule))
     return 0 if any(quarter.gpus for quarter in schedule.quarters) else 1
 

@@ -9,7 +9,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.scenarios import shipped_scenarios
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.fit import deployment_json
-from crosstie.cli.options import on_option
+from crosstie.cli.options import on_option, text_option
 from crosstie.cli.progress import progress
 from crosstie.core.deployment import Accelerator
 from crosstie.core.document import picked
@@ -56,15 +56,8 @@ _BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h"
 @click.command("scorecard")
 @on_option(f"Accelerators. [default: {USUAL.replace(',', ', ')}]")
 @click.option("--part", "only", multiple=True, type=click.Choice(_CHOICES), help="Only this part; may be given again.")
-@click.option(
-    "--prices",
-    "kind",
-    type=click.Choice([*RENTS, BUY]),
-    default=QUESTION.price,
-    show_default=True,
-    metavar="KIND",
-    help=f"Prices of the scenarios, one kind for all: {', '.join([*RENTS, BUY])}.",
-)
+@text_option("--prices kind", "KIND", f"Prices of the scenarios, one kind for all: {', '.join([*RENTS, BUY])}.",
+             type=click.Choice([*RENTS, BUY]), default=QUESTION.price, show_default=True)  # fmt: skip
 @answer_options(_DETAILS, html=True)
 def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: Wanted) -> int:
     """Accelerators beside each other: silicon, money, speed, software, export, and who wins which scenario.

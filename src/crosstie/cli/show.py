@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from crosstie.cli.progress import caller
 from crosstie.web.parts import PAGE_ALONE, CommandLine, Heading, Line, Part, Table, Verbatim, column_name
 
 _GAP = 2
@@ -97,7 +98,15 @@ def json_text(value: Any) -> str:
 
 
 def print_json(value: Any) -> None:
-    click.echo(json_text(value))
+    if asking := caller():
+        asking.document = value
+    else:
+        click.echo(json_text(value))
+
+
+def tell(document: Any, text: str, *, as_json: bool) -> None:
+    """An answer of a line or two, which are not wrapped."""
+    print_json(document) if as_json else click.echo(text)
 
 
 def show_table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:

@@ -5,32 +5,30 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE, dark_option
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
+from crosstie.cli.options import FILE, text_option
 from crosstie.cli.progress import progress
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import ReleaseTax, RooflineReading, Series, Tax, Trend, shipped_results, tax
-from crosstie.web.chart import check_picture
 from crosstie.web.parts import Parts, Table, closing, note
-from crosstie.web.tax_chart import draw_tax
+from crosstie.web.tax_chart import tax_picture
 
 _DETAILS = "every release with its spread, all trends, and which models were measured"
 
 
 @click.command("tax")
 @click.argument("results", nargs=-1, type=FILE)
-@click.option("--accelerator", "accelerators", metavar="A,B,...", help="Only these accelerators.")
-@click.option("--model", "models", metavar="M,...", help="Only these models.")
-@click.option("--engine", "engines", metavar="E,...", help="Only these engines.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw it over time (.svg, .png, .pdf).")
-@dark_option
+@text_option("--accelerator accelerators", "A,B,...", "Only these accelerators.")
+@text_option("--model models", "M,...", "Only these models.")
+@text_option("--engine engines", "E,...", "Only these engines.")
+@plot_option("Draw it over time")
 @answer_options(_DETAILS)
 def command(
-    results: tuple[Path, ...], accelerators: str | None, models: str | None, engines: str | None, plot: Path | None,
-    dark: bool, wanted: Wanted,
+    results: tuple[Path, ...], accelerators: str | None, models: str | None, engines: str | None, plot: Drawing,
+    wanted: Wanted,
 ) -> int:  # fmt: skip
     """The software tax over time, from measured RESULTS (by default those that Crosstie ships).
 
@@ -52,8 +50,6 @@ def command(
         {catalog.model(name).id for name in _named("--model", models)},
         {catalog.stack(name).id for name in _named("--engine", engines)},
     ]
-    if plot:
-        check_picture(plot)
     with progress("measured points") as on_progress:
         measured = read_results(*(results or (shipped_results(),)))
         taxed = tax(catalog, measured, only[0], only[1], only[2], on_progress)
@@ -62,9 +58,7 @@ def command(
     if not taxed.groups:
         click.echo(f"none of the {taxed.rows:,} results is left: {_reasons(taxed, any(only))}", err=True)
         return 1
-    if plot:
-        draw_tax(taxed.groups, plot, dark=dark)
-        click.echo(f"drawn as {plot}", err=True)
+    plot.draw(lambda: tax_picture(taxed.groups))
     return 0
 
 

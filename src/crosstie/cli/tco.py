@@ -3,16 +3,15 @@
 from collections.abc import Mapping, Sequence
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import click
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, model_argument, on_option, whole_option
+from crosstie.cli.options import flag_option, model_argument, on_option, text_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.tco_show import DETAILS, facts, parts, to_json
@@ -23,7 +22,6 @@ from crosstie.core.units import UNITS
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
-from crosstie.web.chart import check_picture
 from crosstie.web.tco_chart import tornado
 
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
@@ -33,7 +31,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
     "tco",
     cls=GroupedCommand,
     groups={
-        "Prices and assumptions": "--purchase --discount --engineers --engineer-usd --utilisation --set --vary",
+        "Prices and assumptions": "--purchase --discount --engineers --engineer-usd --set --vary",
         "Load and replica": "--input --output --concurrency --precision --tp --pp --ep --dp --kv --stack",
         "Alternatives to owning": "--rent --rent-usd --wait --api --api-input --api-output",
         "Samples": "--samples --seed",
@@ -43,36 +41,29 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @on_option("Accelerators to buy one of.", required=True)
 @click.option("--gpus", type=int, default=8, show_default=True, metavar="N", help="Accelerators bought, of each.")
 @click.option("--years", type=float, default=USUAL.horizon_years, show_default=True, metavar="Y", help="Horizon.")
-@click.option("--purchase", multiple=True, metavar="A=USD", help="Price of one, before discounts. [default: catalog]")
-@click.option("--discount", multiple=True, metavar="[A=]P%", help="Off the accelerators' price: of all, or of A.")
-@click.option(
-    "--engineers",
-    multiple=True,
-    metavar="A=N",
-    help="Engineers that A needs more than the others; 12d: person-days, once, as preflight counts them.",
-)
+@text_option("--purchase", "A=USD", "Price of one, before discounts. [default: catalog]", multiple=True)
+@text_option("--discount", "[A=]P%", "Off the accelerators' price: of all, or of A.", multiple=True)
+@text_option("--engineers", "A=N", "Engineers that A needs more than the others; 12d: person-days, once, as preflight "
+             "counts them.", multiple=True)  # fmt: skip
 @click.option("--engineer-usd", type=float, metavar="USD", help="What one costs a year. Short for --set.")
-@click.option("--utilisation", metavar="F", help="Mean output over the operating point's. Short for --set.")
-@click.option(
-    "--set", "settings", multiple=True, metavar="[A:]KEY=V", help="An assumption: `crosstie catalog show costs`."
-)
+@text_option("--set settings", "[A:]KEY=V", "An assumption: `crosstie catalog show costs`.", multiple=True)
 @replica_options
 @click.option("--samples", type=int, default=10_000, show_default=True, metavar="N", help="Samples of the Monte Carlo.")
 @whole_option("--seed", 0, None, "Seed of the Monte Carlo.", default=0)
-@click.option("--vary", metavar="P%", help="Move every assumption by P% instead of over its own range.")
-@click.option("--rent", is_flag=True, help="Also: rent instead, at the catalog's rents.")
-@click.option("--rent-usd", multiple=True, metavar="A=USD", help="Rent by the hour in place of the catalog's.")
-@click.option("--wait", metavar="B,K=V,...", help="Also: wait for B; months, speedup, usd, slip or quarterly.")
-@click.option("--api", "ask_apis", is_flag=True, help="Also: an API instead, at what providers charge for the model.")
+@text_option("--vary", "P%", "Move every assumption by P% instead of over its own range.")
+@flag_option("--rent", "Also: rent instead, at the catalog's rents.")
+@text_option("--rent-usd", "A=USD", "Rent by the hour in place of the catalog's.", multiple=True)
+@text_option("--wait", "B,K=V,...", "Also: wait for B; months, speedup, usd, slip or quarterly.")
+@flag_option("--api ask_apis", "Also: an API instead, at what providers charge for the model.")
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
+@plot_option("Draw the tornado")
 @answer_options(DETAILS, html=True)
 def command(
     model: str,
     accelerators: str,
     replica: ReplicaOptions,
-    plot: Path | None,
+    plot: Drawing,
     wanted: Wanted,
     **terms: Any,
 ) -> int:
@@ -92,8 +83,6 @@ def command(
     GPU, usd what one B will cost you. Prices of the catalog are third parties' figures, so bring your own quotes.
     Exit status 1 when no accelerator can run the model.
     """
-    if plot:
-        check_picture(plot)
     catalog = Catalog()
     card = replica.scorecard(catalog, model, accelerators)
     request = _request(catalog, [entry.accelerator for entry in card.entries], **terms)
@@ -103,11 +92,7 @@ def command(
     except DoesNotFit as error:
         click.echo(str(error), err=True)
         return 1
-    if plot:
-        drawn = tornado(answer.assessed)
-        if drawn is None:
-            raise BadInput(f"--plot {plot}: every input is exact, so there is no tornado to draw")
-        drawn.draw(plot)
+    plot.draw(lambda: tornado(answer.assessed), "every input is exact, so there is no tornado to draw")
     wanted.give(
         lambda: to_json(answer),
         lambda details: parts(answer, details),
@@ -115,14 +100,12 @@ def command(
         facts=lambda: facts(answer),
         pictures=[tornado(answer.assessed)],
     )
-    if plot:
-        click.echo(f"drawn as {plot}", err=True)
     return 0
 
 
 def _request(
     catalog: Catalog, chosen: Sequence[Accelerator], *, gpus: int, years: float, purchase: tuple[str, ...],
-    discount: tuple[str, ...], engineers: tuple[str, ...], engineer_usd: float | None, utilisation: str | None,
+    discount: tuple[str, ...], engineers: tuple[str, ...], engineer_usd: float | None,
     settings: tuple[str, ...], samples: int, seed: int, vary: str | None, rent: bool, rent_usd: tuple[str, ...],
     wait: str | None, ask_apis: bool, api_input: float | None, api_output: float | None,
 ) -> TcoRequest:  # fmt: skip
@@ -135,11 +118,6 @@ def _request(
     if rent_usd and not rent and wait is None:
         raise BadInput("--rent-usd changes nothing without --rent or --wait")
 
-    def share(option: str, text: str | None) -> float | None:
-        return None if text is None else read_option(f"{option} {text}", text, fraction)
-
-    shorts = {"engineer_usd_per_year": engineer_usd, "utilisation": share("--utilisation", utilisation)}
-
     def by_id(option: str, texts: tuple[str, ...]) -> dict[str, float]:
         return _by_id(catalog, chosen, option, assigned(option, texts, amount))
 
@@ -149,10 +127,10 @@ def _request(
         purchase_usd=by_id("--purchase", purchase),
         discount=_discounts(catalog, chosen, discount),
         engineers=_by_id(catalog, chosen, "--engineers", assigned("--engineers", engineers, partial(_staff, years))),
-        assumptions=_assumptions(catalog, chosen, settings, shorts),
+        assumptions=_assumptions(catalog, chosen, settings, {"engineer_usd_per_year": engineer_usd}),
         samples=samples,
         seed=seed,
-        vary=share("--vary", vary),
+        vary=None if vary is None else read_option(f"--vary {vary}", vary, fraction),
         rent=rent,
         rent_usd_per_hour=by_id("--rent-usd", rent_usd),
         api=ask_apis,

@@ -7,15 +7,14 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.answer import Wanted, answer_options
-from crosstie.cli.options import FILE, dark_option, tool_options
+from crosstie.cli.answer import Drawing, Wanted, answer_options, plot_option
+from crosstie.cli.options import FILE, tool_options
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, share
 from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
-from crosstie.web.chart import check_picture
 from crosstie.web.parts import Parts, Table, closing
-from crosstie.web.reliability_chart import draw_reliability
+from crosstie.web.reliability_chart import reliability_picture
 
 _HEADLINES = {
     "by_accelerator": "accelerator",
@@ -34,12 +33,11 @@ _ODD_ROWS = 5
 @click.argument("files", nargs=-1, required=True, metavar="RESULTS...", type=FILE)
 @click.option("--predictions", "target", type=FILE, metavar="OUT.csv",
               help="Write every row with its prediction and interval, or the reason why there is none.")  # fmt: skip
-@click.option("--plot", type=FILE, metavar="FILE", help="Draw how far intervals hold (.svg, .png, .pdf).")
-@dark_option
+@plot_option("Draw how far intervals hold")
 @tool_options
 @answer_options(_DETAILS, html=True)
 def command(
-    files: tuple[Path, ...], target: Path | None, plot: Path | None, dark: bool, wanted: Wanted,
+    files: tuple[Path, ...], target: Path | None, plot: Drawing, wanted: Wanted,
     **given: str,
 ) -> int:  # fmt: skip
     """How far predictions are from measured results: coverage, error, rank and intervals.
@@ -60,8 +58,6 @@ def command(
     Errors are absolute percentage errors; the bias is the median of the signed error, negative where the
     prediction is too low. Exit status 1 when no row could be predicted.
     """
-    if plot:
-        check_picture(plot)
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
     with progress("reading") as on_progress:
@@ -69,10 +65,8 @@ def command(
     if target:
         write_text(target, predictions(validation))
     names = ", ".join(file.name for file in files)
-    if plot:
-        of = names if len(names) < 70 else f"{len(files)} files"
-        draw_reliability(validation.outcomes, f"How far intervals hold: {of}", plot, dark=dark)
-        click.echo(f"drawn as {plot}", err=True)
+    of = names if len(names) < 70 else f"{len(files)} files"
+    plot.draw(lambda: reliability_picture(validation.outcomes, f"How far intervals hold: {of}"))
     wanted.give(
         lambda: {**document(validation), "emulated": _emulated(validation)},
         lambda details: parts(validation, details),

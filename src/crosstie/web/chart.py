@@ -83,11 +83,23 @@ def _curves(curves: Sequence[Curve], title: str, published: Sequence[PublishedPo
                 xytext=(5, 5 - 17 * (index % 2)), fontsize=8, color=colour,
             )  # fmt: skip
     logarithmic(axes)
-    axes.set_xlabel("tokens/s for each user (1 / TPOT)")
-    axes.set_ylabel("output tokens/s a GPU")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    frame(axes, title, x="tokens/s for each user (1 / TPOT)", y="output tokens/s a GPU", legend="lower left")
     return figure
+
+
+def frame(
+    axes: Any, title: str = "", *, x: str = "", y: str = "", legend: str = "", fontsize: float = 8, **more: Any
+) -> None:
+    """Title, names of the axes and legend as all pictures have them; `more` is the legend's."""
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    if legend:
+        axes.legend(frameon=False, fontsize=fontsize, loc=legend, **more)
+
+
+def in_percent(axis: Any) -> None:
+    axis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
 
 def _span(counts: Sequence[int]) -> str:
@@ -122,10 +134,8 @@ def costs_picture(
             ends = zip(*curve.usd_per_mtok_80, strict=True)
             axes.fill_between(x, *ends, color=colours()[index], alpha=0.08, linewidth=0)
         logarithmic(axes)
-        axes.set_xlabel("tokens of a prompt" if by_context else "TPOT, ms")
-        axes.set_ylabel("$ a million output tokens, prompts included")
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.legend(frameon=False, fontsize=8, loc="upper left" if by_context else "upper right")
+        below, corner = ("tokens of a prompt", "upper left") if by_context else ("TPOT, ms", "upper right")
+        frame(axes, title, x=below, y="$ a million output tokens, prompts included", legend=corner)
         return figure
 
     shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
@@ -136,7 +146,7 @@ def costs_picture(
     return Picture(made, note, f"{title}: {', '.join(names)}", {"which": "both"}) if priced else None
 
 
-def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark: bool = False) -> None:
+def memory_picture(placements: Sequence[Placement], title: str) -> Picture:
     """The fullest GPU of each replica: weights, KV cache, what the engine works with, and what it leaves free."""
     bars = []
     for placement in placements:
@@ -150,14 +160,16 @@ def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark
         holds = f"{placement.sequences:,} x {placement.context:,} tokens" if placement.fits else "does not fit"
         end = BarSpan(capacity, capacity + 0.01 * max(ends[-1], capacity), "edge")
         bars.append(ChartBar(placement.deployment.label, [*spans, end], f"{words} GB: {holds}"))
-    figure = new_figure(9, 2.4 + 0.6 * len(placements))
-    draw_bars(
-        figure.subplots(),
-        Bars(title, bars, list(_MEMORY.items()), unit="GB of one GPU; the bar at the end: its capacity"),
-    )
+    chart = Bars(title, bars, list(_MEMORY.items()), unit="GB of one GPU; the bar at the end: its capacity")
+
+    def made() -> Any:
+        figure = new_figure(9, 2.4 + 0.6 * len(placements))
+        draw_bars(figure.subplots(), chart)
+        return figure
+
     stacks = {shown.deployment.stack.name: shown.deployment.stack.reserved for shown in placements}
     said = "; ".join(f"{name} keeps {fact} a GPU ({fact.basis}, {fact.date})" for name, fact in stacks.items())
-    save(figure, file, f"computed from weights and layouts; {said}", dark=dark, axis="x")
+    return Picture(made, f"computed from weights and layouts; {said}", title, {"axis": "x"})
 
 
 _MEMORY = {

@@ -1,7 +1,6 @@
 """A plan as a picture and on its page: the fleet, what it costs beside its rivals, and the prices that flip it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from crosstie.core.workload import RequestClass
 from crosstie.decide.plan.answer import Alternative, PoolPlan, found_share
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.reuse import found_by_memory, knee
-from crosstie.web.chart import colours, draw_bars, new_figure, save
+from crosstie.web.chart import Picture, colours, draw_bars, frame, new_figure
 from crosstie.web.parts import Bars, BarSpan, ChartBar
 
 # Tones of a page's bars; more boxes than this would be lines.
@@ -19,8 +18,13 @@ _KEY = {"amd": "AMD", "nvidia": "NVIDIA", "other": "another vendor"}
 _MOST_BOXES = 64
 
 
-def draw_plan(plan: Plan, target: Path) -> None:
+def plan_picture(plan: Plan) -> Picture:
     """Needs a plan with a fleet: the bars of its page, and what sessions find in the caches."""
+    title = f"{plan.workload.name}: the cheapest fleet"
+    return Picture(lambda: _drawn(plan, title), "predicted, not measured", title, {"axis": "x"})
+
+
+def _drawn(plan: Plan, title: str) -> Any:
     panels = [*fleet_bars(plan), *flip_bars(plan), *memory_bars(plan)]
     sessions = [request_class for request_class in plan.workload.classes if request_class.sessions]
     heights = [1.0 + 0.5 * len(bars.bars) + 0.25 * len(bars.key) for bars in panels] + [3.5] * bool(sessions)
@@ -30,8 +34,8 @@ def draw_plan(plan: Plan, target: Path) -> None:
         draw_bars(each, bars)
     if sessions:
         _found(axes[-1], plan, sessions)
-    figure.suptitle(f"{plan.workload.name}: the cheapest fleet", x=0.01, ha="left", fontsize=12)
-    save(figure, target, "predicted, not measured", axis="x")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    return figure
 
 
 def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
@@ -49,10 +53,9 @@ def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
         axes.plot(here, 100 * now, "D", color=colour)
         axes.annotate(f"this fleet: {now:.0%}", (here, 100 * now), textcoords="offset points", xytext=(-8, 6),
                       fontsize=8, ha="right")  # fmt: skip
-    axes.set_xlabel("cache for each live session, thousands of tokens")
-    axes.set_ylabel("prompt tokens in a cache, %")
     axes.set_ylim(0, 102)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    x, y = "cache for each live session, thousands of tokens", "prompt tokens in a cache, %"
+    frame(axes, x=x, y=y, legend="lower right")
 
 
 def memory_bars(plan: Plan) -> Iterator[Bars]:
@@ -90,7 +93,8 @@ def fleet_bars(plan: Plan) -> Iterator[Bars]:
     if doubt and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         low, high = doubt.low_usd_per_hour, doubt.high_usd_per_hour
         words = f"{dollars(low)} to {dollars(high)}"
-        bars.insert(1, ChartBar("the same pools, 80%", [BarSpan(low, high, "range", thin=True)], words))
+        if dollars(low) != dollars(high):
+            bars.insert(1, ChartBar("the same pools, 80%", [BarSpan(low, high, "range", thin=True)], words))
     yield Bars("What each fleet costs an hour", bars, note="predicted, not measured")
 
 

@@ -1,13 +1,12 @@
 """How far intervals hold, as a picture: at every level, and by group beside their width. Needs the `plot` extra."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosstie.core.errors import BadInput
 from crosstie.core.worlds import LEVEL
 from crosstie.prove.calibration.validate import INTERVAL_GROUPS, PredictedRow, intervals, reliability
-from crosstie.web.chart import MARKERS, STYLES, colours, new_figure, plain_ticks, save
+from crosstie.web.chart import MARKERS, STYLES, Picture, colours, frame, in_percent, new_figure, plain_ticks
 
 _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "throughput": "throughput"}
 _LOOKS = dict(zip(_NAMES, zip(colours(), MARKERS, STYLES, strict=False), strict=False))
@@ -27,11 +26,16 @@ class _Dot(NamedTuple):
     width: float
 
 
-def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *, dark: bool = False) -> None:
+def reliability_picture(outcomes: Sequence[PredictedRow], title: str) -> Picture:
     """Left: shares inside over the level of the intervals. Right: shares inside over the width, a dot a group."""
     held = reliability(outcomes)
     if not held:
-        raise BadInput(f"--plot {file}: no row of TTFT, TPOT or throughput has an interval")
+        raise BadInput("no row of TTFT, TPOT or throughput has an interval")
+    rows = sum(outcome.has_interval and outcome.metric in _NAMES for outcome in outcomes)
+    return Picture(lambda: _drawn(held, _dots(outcomes), title), f"{rows:,} {_NOTE}", title)
+
+
+def _drawn(held: dict[str, Any], dots: Sequence[_Dot], title: str) -> Any:
     figure = new_figure(8.6, 4.7)
     left, right = figure.subplots(1, 2)
     left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
@@ -40,19 +44,16 @@ def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *
         left.plot([row["level"] for row in points], [point["inside"] for point in points], color=colour, marker=marker,
                   markersize=4, linewidth=1.8, linestyle=style, label=_NAMES[metric])  # fmt: skip
     left.set_xlim(0, 1)
-    left.set_xlabel("level of the interval")
-    left.set_ylabel("measurements inside")
-    left.set_title("above the diagonal: too wide; below: too sure", loc="left", fontsize=9)
-    left.legend(frameon=False, fontsize=9, loc="upper left")
-    _by_group(right, _dots(outcomes))
+    title_of_left = "above the diagonal: too wide; below: too sure"
+    frame(left, title_of_left, x="level of the interval", y="measurements inside", legend="upper left", fontsize=9)
+    _by_group(right, dots)
     for axis in (left.xaxis, left.yaxis, right.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        in_percent(axis)
     for axes in (left, right):
         axes.set_ylim(0, 1.02)
         axes.tick_params(labelsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    rows = sum(outcome.has_interval and outcome.metric in _NAMES for outcome in outcomes)
-    save(figure, file, f"{rows:,} {_NOTE}", dark=dark)
+    return figure
 
 
 def _dots(outcomes: Sequence[PredictedRow]) -> list[_Dot]:

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, significant
 from crosstie.perf.roofline import Roof, Roofline, StepSpots
-from crosstie.web.chart import logarithmic, new_figure, plain_ticks, save
+from crosstie.web.chart import Picture, frame, logarithmic, new_figure, plain_ticks
 
 # More would be too small to read.
 _MOST = 4
@@ -21,12 +20,17 @@ _NOTE = (
 )
 
 
-def draw_roofline(rooflines: Sequence[Roofline], title: str, file: Path, *, dark: bool = False) -> None:
+def roofline_picture(rooflines: Sequence[Roofline], title: str) -> Picture:
     """FLOP/s over FLOPs a byte: a sign below the roof leaves as much undone as it lies lower."""
     if not rooflines:
-        raise BadInput(f"--plot-roofline {file}: none of these accelerators runs it at this load")
+        raise BadInput("none of these accelerators runs it at this load")
     if len(rooflines) > _MOST:
-        raise BadInput(f"--plot-roofline {file}: a picture holds {_MOST} accelerators, not {len(rooflines)}")
+        raise BadInput(f"a picture holds {_MOST} accelerators, not {len(rooflines)}")
+    sources = "; ".join(dict.fromkeys(_sources(line) for line in rooflines))
+    return Picture(lambda: _drawn(rooflines, title), f"{_NOTE}\n{sources}", title, {"which": "both"})
+
+
+def _drawn(rooflines: Sequence[Roofline], title: str) -> Any:
     figure = new_figure(10.5, 0.9 + 5.0 * len(rooflines))
     spots = [spot for line in rooflines for step in line.steps for spot in step.spots]
     x_ends = _room([spot.flop_per_byte for spot in spots] + [_ridge(line) for line in rooflines], 2.5, 5.0)
@@ -40,12 +44,10 @@ def draw_roofline(rooflines: Sequence[Roofline], title: str, file: Path, *, dark
         axes.set_ylim(*y_ends)
         _roofs(axes, roofline)
         _operations(axes, roofline.steps)
-        axes.set_xlabel("FLOPs a byte of weights and cache")
-        axes.set_ylabel("TFLOP/s of one GPU")
-        axes.set_title("\n".join([roofline.deployment.label, *map(_said, roofline.steps)]), loc="left", fontsize=8.5)
+        said = "\n".join([roofline.deployment.label, *map(_said, roofline.steps)])
+        frame(axes, said, x="FLOPs a byte of weights and cache", y="TFLOP/s of one GPU")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    sources = "; ".join(dict.fromkeys(_sources(line) for line in rooflines))
-    save(figure, file, f"{_NOTE}\n{sources}", dark=dark, which="both")
+    return figure
 
 
 def _room(values: Sequence[float], below: float, above: float) -> tuple[float, float]:

@@ -1,15 +1,22 @@
 """A purchase schedule as a picture: what carries the peak quarter by quarter, and how the peak may grow."""
 
-from pathlib import Path
+from typing import Any
 
 from crosstie.decide.schedule.schedule import PurchaseSchedule
-from crosstie.web.chart import colours, new_figure, save
+from crosstie.web.chart import Picture, colours, frame, new_figure
 
 _HATCHES = {"there": "..", "owned": "", "contract": "//", "rented": "xx"}
 _WORDS = {"there": "on hand", "owned": "owned", "contract": "under contract", "rented": "rented"}
 
 
-def draw_schedule(schedule: PurchaseSchedule, file: Path, *, dark: bool = False) -> None:
+def schedule_picture(schedule: PurchaseSchedule) -> Picture:
+    coming = any(part.accelerator.announced for part in schedule.parts)
+    note = "predicted, means over worlds" + ("; announced parts by their vendors' figures" if coming else "")
+    title = f"{schedule.workload.name}: what carries the traffic, by quarter"
+    return Picture(lambda: _drawn(schedule, title), note, title, {"axis": "y"})
+
+
+def _drawn(schedule: PurchaseSchedule, title: str) -> Any:
     figure = new_figure(9, 4.8)
     axes = figure.subplots()
     quarters = schedule.quarters
@@ -30,9 +37,5 @@ def draw_schedule(schedule: PurchaseSchedule, file: Path, *, dark: bool = False)
     axes.plot(places, middle, color="0.1", linewidth=1.6, label="peak over today's")
     axes.fill_between(places, low, high, color="0.1", alpha=0.12, linewidth=0, label="80% of worlds")
     axes.set_xticks(places, [quarter.name for quarter in quarters], rotation=45, ha="right")
-    axes.set_ylabel("share of today's peak")
-    axes.set_title(f"{schedule.workload.name}: what carries the traffic, by quarter", loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
-    coming = any(part.accelerator.announced for part in schedule.parts)
-    note = "predicted, means over worlds" + ("; announced parts by their vendors' figures" if coming else "")
-    save(figure, file, note, dark=dark, axis="y")
+    frame(axes, title, y="share of today's peak", legend="upper left", ncols=2)
+    return figure

@@ -6,7 +6,7 @@ from typing import Any
 
 from crosstie.decide.plan.run_result import Outage, Run, SessionsResult
 from crosstie.decide.plan.seeds import OverSeeds, over_seeds
-from crosstie.web.chart import Picture, colours, new_figure, plain_ticks
+from crosstie.web.chart import Picture, colours, in_percent, new_figure, plain_ticks
 
 _NOTE = "simulated with predicted step times, not measured"
 _MEANS = f"{_NOTE}; means over the seeds"
@@ -40,7 +40,7 @@ def _knee(runs: Sequence[Run]) -> Any:
     throughput.set_ylabel("turns a second")
     latency.set_ylabel("seconds a turn takes, mean")
     hits.set_ylabel("prompt tokens in a cache")
-    hits.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    in_percent(hits.yaxis)
     hits.set_xscale("log")
     plain_ticks(hits.xaxis)
     hits.set_xlabel("sessions at work")
@@ -89,7 +89,7 @@ def _draw(busy: Any, flying: Any, waiting: Any, run: Run, outages: Sequence[Outa
             axes.axvspan(outage.at_s / scale, min(outage.until_s / scale, at[-1]), color="0.85", zorder=0)
         axes.set_ylim(bottom=0)
     busy.set_ylim(0, 1.05)
-    busy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    in_percent(busy.yaxis)
     busy.set_ylabel("time with work to do")
     flying.set_ylabel("requests running")
     waiting.set_ylabel("requests waiting")

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from datetime import date
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 from crosstie.core.errors import BadInput
 from crosstie.prove.calibration.tax import UNSTATED, ReleaseTax, Series, common_points
-from crosstie.web.chart import MARKERS, colours, new_figure, save
+from crosstie.web.chart import MARKERS, Picture, colours, frame, in_percent, new_figure
 
+_TITLE = "What software delivers of the roofline, release by release"
 HONEST = "AMD results were published by others: Crosstie has run nothing on AMD."
 READ = "A dot is the median of a release's loads, hollow below five; dotted lines join releases that share no load."
 # So few lines leave room for the names of releases.
@@ -18,16 +19,25 @@ _MANY = 5
 _MORE_COLOURS = ["#332288", "#117733", "#882255", "#999933", "#44AA99", "#661100", "#6699CC", "#AA4499"]
 
 
-def draw_tax(groups: Sequence[ReleaseTax], file: Path, *, dark: bool = False) -> None:
+def tax_picture(groups: Sequence[ReleaseTax]) -> Picture:
     """A line for each accelerator and engine: colour tells the accelerator, the sign the engine."""
     dated: dict[Series, list[ReleaseTax]] = {}
     for group in groups:
         if group.date and group.median is not None and group.release != UNSTATED:
             dated.setdefault(group.series, []).append(group)
     if not dated:
-        raise BadInput(f"--plot {file}: no result left has both a date and a release")
+        raise BadInput("no result left has both a date and a release")
     # A release alone shows no course; where nothing else is there, it is drawn all the same.
     courses = {line: members for line, members in dated.items() if len(members) > 1} or dated
+    hidden = len(groups) - sum(len(members) for members in courses.values())
+    said = f"{hidden} of {len(groups)} releases not drawn: no date, no release, or the only one of their line"
+    days = sorted(group.date for members in courses.values() for group in members)
+    points = sum(group.points for members in courses.values() for group in members)
+    note = f"{READ} {HONEST}\n{points:,} published points, {days[0]} to {days[-1]}"
+    return Picture(lambda: _drawn(courses), f"{note}; {said}" if hidden else note, _TITLE)
+
+
+def _drawn(courses: dict[Series, list[ReleaseTax]]) -> Any:
     colour = dict(
         zip(dict.fromkeys(line.accelerator for line in courses), colours()[:8] + _MORE_COLOURS * 4, strict=False)
     )
@@ -53,17 +63,11 @@ def draw_tax(groups: Sequence[ReleaseTax], file: Path, *, dark: bool = False) ->
     axes.margins(x=0.06)
     # Room for the topmost name.
     axes.set_ylim(0.0, 1.2 * max(group.median or 0.0 for members in courses.values() for group in members))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    axes.set_ylabel("of the roofline delivered (median); the rest is tax")
-    axes.set_title("What software delivers of the roofline, release by release", loc="left", fontsize=12)
+    in_percent(axes.yaxis)
+    frame(axes, _TITLE, y="of the roofline delivered (median); the rest is tax")
     axes.tick_params(axis="x", labelrotation=30)
     figure.legend(frameon=False, fontsize=8, loc="outside right upper", title="accelerator, engine", alignment="left")
-    hidden = len(groups) - sum(len(members) for members in courses.values())
-    said = f"{hidden} of {len(groups)} releases not drawn: no date, no release, or the only one of their line"
-    days = sorted(group.date for members in courses.values() for group in members)
-    points = sum(group.points for members in courses.values() for group in members)
-    note = f"{READ} {HONEST}\n{points:,} published points, {days[0]} to {days[-1]}"
-    save(figure, file, f"{note}; {said}" if hidden else note, dark=dark)
+    return figure
 
 
 def _places(groups: Sequence[ReleaseTax]) -> tuple[list[date], list[float | None]]:

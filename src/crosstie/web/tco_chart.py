@@ -4,7 +4,7 @@ from typing import Any
 
 from crosstie.decide.cost.assessment import Assessment, describe, ends_of
 from crosstie.decide.cost.sensitivity import saving
-from crosstie.web.chart import Picture, colours, new_figure
+from crosstie.web.chart import Picture, colours, frame, in_percent, new_figure
 
 _NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"
 
@@ -33,14 +33,13 @@ def _tornado(assessed: Assessment) -> Any:
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(bars) - 0.1)
     axes.axvline(middle, color="0.2", linewidth=0.8)
+    of, unit = assessed.ranking[0], "USD per million output tokens"
     if is_saving:
         first, second = assessed.ranking[:2]
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.set_xlabel(f"saving of {first} against {second} per output token; below 0 {second} is cheaper")
-        axes.set_title(f"{first} against {second}: one input at a time, the others likely", loc="left", fontsize=11)
-    else:
-        axes.set_xlabel("USD per million output tokens")
-        axes.set_title(f"{assessed.ranking[0]}: one input at a time, the others likely", loc="left", fontsize=11)
+        in_percent(axes.xaxis)
+        of, unit = f"{first} against {second}", f"saving of {first} against {second} per output token"
+        unit += f"; below 0 {second} is cheaper"
+    frame(axes, f"{of}: one input at a time, the others likely", x=unit)
     return figure
 
 

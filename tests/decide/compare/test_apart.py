@@ -93,7 +93,7 @@ def test_numbers_of_both_sides_match_the_load(catalog: Catalog) -> None:
 
 
 def test_the_command_shows_and_tells_it(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["compare", "llama-3.1-8b", "--on", "h200", "--apart", "1xTP1:1xTP1"]
+    arguments = ["compare", "llama-3.1-8b", "--on", "h200", "--disaggregated", "1xTP1:1xTP1"]
     monkeypatch.setenv("COLUMNS", "80")
     shown = crosstie(*arguments)
     assert shown.status == 0
@@ -101,6 +101,6 @@ def test_the_command_shows_and_tells_it(crosstie: Command, monkeypatch: pytest.M
     assert all(len(line) <= 80 for line in shown.out.splitlines())
     told = json.loads(crosstie(*arguments, "--json").out)["apart"]
     assert [(one["layout"], one["gpus"], one["connector"]) for one in told] == [("1xTP1:1xTP1", 2, "vllm-nixl")]
-    refused = crosstie("compare", "llama-3.1-8b", "--on", "h200", "--apart", "1xTP1")
+    refused = crosstie("compare", "llama-3.1-8b", "--on", "h200", "--disaggregated", "1xTP1")
     assert (refused.status, refused.out) == (2, "")
     assert "a prefill pool alone answers nobody" in refused.err

@@ -48,7 +48,7 @@ def test_discounts_of_all_and_of_one(crosstie: Command) -> None:
 
 
 def test_settings_of_all_and_of_one(crosstie: Command) -> None:
-    got = asked(crosstie, *BOTH, "--set", "pue=1.2", "--set", "mi325x:pue=1.1", "--utilisation", "50%")
+    got = asked(crosstie, *BOTH, "--set", "pue=1.2", "--set", "mi325x:pue=1.1", "--set", "utilisation=50%")
     assert [option["overrides"]["pue"] for option in got["options"]] == [1.1, 1.2]
     assert got["options"][0]["overrides"]["utilisation"] == 0.5
     assert not any(bar["key"] == "pue" for bar in got["tornado"])

@@ -18,7 +18,7 @@ WRONG = {
     "unknown setting": (["--on", "h200", "--set", "puee=1.2"], "did you mean pue"),
     "setting beyond reason": (["--on", "h200", "--set", "usd_per_kwh=9"], "from 0 to 1 USD/kWh"),
     "setting of a stranger": (["--on", "h200", "--set", "mi300x:pue=1.2"], "not among --on"),
-    "set twice": (["--on", "h200", "--set", "utilisation=0.5", "--utilisation", "0.6"], "given twice"),
+    "set twice": (["--on", "h200", "--set", "engineer_usd_per_year=5", "--engineer-usd", "6"], "given twice"),
     "too few GPUs": (["--on", "h200", "--gpus", "4", "--tp", "8"], "one replica on h200 takes 8"),
     "no GPUs": (["--on", "h200", "--gpus", "0"], "takes 1"),
     "no years": (["--on", "h200", "--years", "0"], "horizon"),
@@ -40,7 +40,6 @@ WRONG = {
     "bridge for nothing": (
         ["--on", "h200", "--rent-usd", "h200=0", "--wait", "b200,months=1,speedup=2,usd=1"], "from 0.001 to"
     ),
-    "empty utilisation": (["--on", "h200", "--utilisation", ""], "--utilisation : '' is not a number"),
     "no flag": (["--on", "h200", "--apis"], "No such option"),
     "no model beside the accelerator": (["--on", "h200", "llama-3.1-8b"], "extra argument"),
     "no accelerator": (["--on", ","], "names no accelerator"),

@@ -20,7 +20,7 @@ from crosstie.decide.plan.reuse import found_by_memory, knee
 from crosstie.decide.plan.run_result import SimulatedCase
 from crosstie.decide.plan.subject import of_fleet
 from crosstie.decide.plan.sweep import RequestSource, one_run
-from crosstie.web.plan_chart import draw_plan
+from crosstie.web.plan_chart import plan_picture
 
 CATALOG = Catalog([])
 AGENTS = """
@@ -91,7 +91,7 @@ def test_the_knee_is_where_the_line_bends() -> None:
 
 
 def test_the_picture_has_the_knee(plan: Plan, tmp_path: Path) -> None:
-    draw_plan(plan, tmp_path / "p.svg")
+    plan_picture(plan).draw(tmp_path / "p.svg")
     drawn = (tmp_path / "p.svg").read_text()
     for words in ("knee: ", "this fleet: ", "half the memory"):
         assert words in drawn

@@ -167,7 +167,7 @@ def test_shares_of_vendors_cannot_be_kept_by_a_pool_of_one_kind(catalog: Catalog
 def test_the_command_says_it_and_keeps_it(crosstie: Command, tmp_path: Path) -> None:
     file, saved, fleet = (tmp_path / name for name in ("shelf.toml", "plan.json", "fleet.toml"))
     file.write_text(text(), encoding="utf-8")
-    told = crosstie("plan", str(file), "--save", str(saved), "--fleet", str(fleet), "--simulate", "-v")
+    told = crosstie("plan", str(file), "--save", str(saved), "--fleet", str(fleet), "-v")
     assert told.status == 0
     assert "Shared by 5 models: " in told.out
     assert "evictions/h with" in told.out

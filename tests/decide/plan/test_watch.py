@@ -267,7 +267,7 @@ def test_files_that_are_no_json(crosstie: Command, tmp_path: Path, content: byte
 
 @pytest.mark.parametrize(
     "option",
-    [("--save", "x.json"), ("--fleet", "x.toml"), ("--price", "mi300x=2"), ("--on", "h200"), ("--simulate",)],
+    [("--save", "x.json"), ("--fleet", "x.toml"), ("--price", "mi300x=2"), ("--on", "h200"), ("--quick",)],
     ids=lambda option: option[0],
 )
 def test_options_that_a_saved_plan_has_no_use_for(
@@ -277,10 +277,3 @@ def test_options_that_a_saved_plan_has_no_use_for(
     got = crosstie("plan", "--watch", str(file), *option)
     assert got.status == 2
     assert f"{option[0]} cannot go with it" in got.err
-
-
-def test_the_old_name_of_simulate_still_stands_for_it(crosstie: Command, tmp_path: Path) -> None:
-    got = crosstie("plan", "--watch", str(tmp_path / "plan.json"), "--check")
-    assert got.status == 2
-    assert "--simulate cannot go with it" in got.err
-    assert "--check" not in crosstie("plan", "--help").out

@@ -160,7 +160,10 @@ def test_status_1_where_it_would_not_run(crosstie: Command) -> None:
         (["llama-3.1-8b", "--on", "h200", "--as", "compose", "--bare"], "--bare is for shell, systemd, slurm"),
         (["llama-3.1-8b", "--on", "h200", "--context", "10000000"], "beyond the 131072 that llama-3.1-8b supports"),
         (["llama-3.1-8b", "--on", "h200", "--disaggregated", "1xTP1"], "a prefill pool alone answers nobody"),
-        (["llama-3.1-8b", "--on", "h200", "--apart", "1xTP1:1xTP1", "--tp", "2"], "leave --tp, --pp, --ep and --dp"),
+        (
+            ["llama-3.1-8b", "--on", "h200", "--disaggregated", "1xTP1:1xTP1", "--tp", "2"],
+            "leave --tp, --pp, --ep and --dp",
+        ),
         (["llama-3.1-8b", "--on", "h200", "--connector", "vllm-nixl"], "--connector is about --disaggregated"),
         (["llama-3.1-8b", "--on", "h200", "--lora", "sql"], "'sql' is no NAME=PATH"),
         (["kimi-k2", "--precision", "bf16", "--on", "rtx-4090"], "kimi-k2 does not fit on rtx-4090 with 8,192 tokens"),

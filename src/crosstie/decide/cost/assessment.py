@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars
 from crosstie.core.units import HOURS_PER_YEAR
-from crosstie.decide.cost.ownership import LINES, WORDS, Costs, Option, Ownership, own
+from crosstie.decide.cost.ownership import LINES, SHARES, WORDS, Costs, Option, Ownership, own
 from crosstie.decide.cost.sensitivity import (
     Bar,
     BreakEven,
@@ -185,6 +185,8 @@ def describe(bar: Bar) -> str:
 
 def ends_of(bar: Bar) -> str:
     """From where to where the input went."""
+    if bar.key in SHARES:
+        return f"{100.0 * bar.low:.3g}% to {100.0 * bar.high:.3g}%"
     low, high = (f"{end:,.0f}" if abs(end) >= 100 else f"{end:.3g}" for end in (bar.low, bar.high))
     return f"{low} to {high}"
 

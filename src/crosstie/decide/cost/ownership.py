@@ -52,6 +52,8 @@ WORDS = {
     "output_tokens_per_s_per_gpu": "tokens/s a GPU",
     "gpu_busy_watts": "power of a GPU that serves, W",
 }
+# Of them those that people say in percent.
+SHARES = ("support_per_year", "capital_per_year", "residual_fraction", "mean_power_fraction", "utilisation")
 # Beyond these a figure is a slip: of a unit, or of a key that stuck.
 MOST_GPUS, LEAST_USD, MOST_USD, MOST_ENGINEERS = 10_000_000, 0.01, 1e7, 100_000
 # One third party's figure is no offer, and discounts of up to a fifth off list are reported: so much either way.

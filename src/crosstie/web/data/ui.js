@@ -133,7 +133,7 @@ function fields() {
   workload.prices ??= {};
   const nodes = made("input", { type: "checkbox", checked: rules.whole_nodes !== false, onchange: (event) => put(rules, "whole_nodes", event.target.checked ? undefined : false) });
   const models = made("datalist", { id: "models" }, ...choices.models.map((name) => made("option", { value: name })));
-  at("fields").replaceChildren(models,
+  const parts = [
     fold("Traffic", "Traffic", field("name", workload, "name", "", { text: true }),
       field("requests/s at the peak", traffic, "requests_per_s", "traffic."), field("mean over peak", traffic, "mean_over_peak", "traffic.", { usual: "50", percent: true }),
       field("growth a year", traffic, "growth_per_year", "traffic.", { usual: "0", percent: true }), field("how sure, %", workload, "sure", "", { usual: "80" }),
@@ -143,7 +143,11 @@ function fields() {
       workload.class.push({ name: `class-${workload.class.length + 1}`, model: workload.class[0].model, share: 0.1, input: 1000, output: 200 });
       fields(); changed();
     } }, "Add a class")),
-    acceleratorFields(), discounts());
+    acceleratorFields(), discounts(),
+  ];
+  // On a phone the answer comes first: the whole form is one line until somebody wants it.
+  const narrow = matchMedia("(max-width: 60rem)").matches;
+  at("fields").replaceChildren(models, ...(narrow ? [fold("Workload", "Change the workload", ...parts)] : parts));
 }
 
 // Asking
@@ -205,7 +209,7 @@ function refuse(why, key) {
   if (!about) return;
   if (about.matches("input, select")) { about.setAttribute("aria-invalid", "true"); about.setAttribute("aria-describedby", "wrong"); }
   (about.closest("label") ?? about).after(made("p", { id: "wrong", className: "bad" }, why.slice(key.length + 2)));
-  about.closest("details").open = true;
+  for (let part = about.closest("details"); part; part = part.parentElement.closest("details")) part.open = true;
 }
 
 // Showing

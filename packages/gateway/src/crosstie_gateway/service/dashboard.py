@@ -15,7 +15,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from crosstie.core.errors import CrosstieError
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.identity import Clients
 from crosstie_gateway.gateway.interfaces import OwnPages
