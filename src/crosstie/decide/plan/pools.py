@@ -69,7 +69,11 @@ def routes_of(request_class: RequestClass, pools: Sequence[PoolPlan]) -> list[Ro
                 if carried.part.request_class is request_class and carried.part.slice is piece:
                     # The longest slice takes whatever comes.
                     upto = None if index == last else piece.longest_input
-                    routes.append(Route(pool=pool.name, share=carried.share, up_to_input=upto, why=carried.why))
+                    routes.append(
+                        Route(
+                            pool=pool.name, share=carried.share, up_to_input=upto, traffic=piece.share, why=carried.why
+                        )
+                    )
     return routes
 
 
