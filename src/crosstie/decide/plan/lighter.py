@@ -14,7 +14,7 @@ import msgspec
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator
 from crosstie.core.workload import ModelChoice, Slice, Workload
-from crosstie.decide.plan.answer import Alternative, alternative, fleet_plan, found_share
+from crosstie.decide.plan.answer import Alternative, alternative, cheapest, fleet_plan, found_share
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import Choice, choice
@@ -57,56 +57,68 @@ class MemoryStep:
     fleet: Alternative
 
 
-def lighter_formats(
-    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
-    correction: Mapping[str, float], known: Sequence[Survey] = (),
-) -> list[Lighter]:  # fmt: skip
-    """What would make a fleet of these accelerators, the answer's, cheaper.
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The question of the answer's accelerators alone, put for other workloads and other parts. `usd_per_hour`: what
+    the answer costs by closed forms; `correction`: by model, of what these say that its replicas take."""
 
-    `correction`: by model, of what closed forms say that its replicas take. `known`: the surveys of the workload.
-    """
-    lighters = []
-    asks = [(what, _with(workload, more), "check what the model then answers") for what, more in _TRIED.items()]
-    memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
-    asks.append((memory, _with_host_memory(workload), "the price of the memory is not counted"))
-    for what, asked, but in asks:
-        if asked == workload:
-            continue
-        # Surveys of the workload are of the same traffic, and of other hits.
-        read = _read(catalog, asked, market, accelerators, correction, known if what in _TRIED else ())
-        fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)
-        if fleet is not None and fleet.dearer < -_WORTH_SAYING:
-            lighters.append(Lighter(what, fleet, but))
-    return lighters
+    catalog: Catalog
+    workload: Workload
+    market: Market
+    accelerators: set[str]
+    usd_per_hour: float
+    correction: Mapping[str, float]
 
+    def lighter_formats(self, known: Sequence[Survey]) -> list[Lighter]:
+        """What would make the fleet cheaper. `known`: the surveys of the workload."""
+        lighters = []
+        asks = [
+            (what, _with(self.workload, more), "check what the model then answers") for what, more in _TRIED.items()
+        ]
+        memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
+        asks.append((memory, _with_host_memory(self.workload), "the price of the memory is not counted"))
+        for what, asked, but in asks:
+            if asked == self.workload:
+                continue
+            # Surveys of the workload are of the same traffic, and of other hits.
+            read = self._read(asked, self.market, known if what in _TRIED else ())
+            fleet = cheapest(read, self.usd_per_hour)
+            if fleet is not None and fleet.dearer < -_WORTH_SAYING:
+                lighters.append(Lighter(what, fleet, but))
+        return lighters
 
-def memory_steps(
-    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
-    correction: Mapping[str, float], rivals: Sequence[str] = (),
-) -> list[MemoryStep]:  # fmt: skip
-    """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
-    much of them, or have as much memory as those of a rival. None without sessions."""
-    if not any(request_class.sessions for request_class in workload.classes):
-        return []
-    asks: list[tuple[str, float | None, Workload, Market]] = [
-        (what, times, _with_memory(workload, times), market) for times, what in _MEMORY.items()
-    ]
-    parts = {item.id: item.accelerator for item in market.items}
-    for part in (parts[name] for name in rivals):
-        if any(abs(part.memory_bytes / parts[name].memory_bytes - 1.0) > _SAME_MEMORY for name in accelerators):
-            what = f"the {part.memory.capacity} of {part.id} on each GPU"
-            asks.append((what, None, workload, _with_memory_of(part, market, accelerators)))
-    steps = []
-    for what, times, asked, offered in asks:
-        read = _read(catalog, asked, offered, accelerators, correction)
-        solution = solve(read.problem, quickly=True)
-        fleet = alternative(read, solution, usd_per_hour)
-        if solution is None or fleet is None:
-            continue
-        pools = fleet_plan(read, solution, asked)
-        found = {one.name: found_share(pools, one) for one in asked.classes if one.sessions}
-        steps.append(MemoryStep(what, times, found, fleet))
-    return steps
+    def memory_steps(self, rivals: Sequence[str]) -> list[MemoryStep]:
+        """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
+        much of them, or have as much memory as those of a rival. None without sessions."""
+        if not any(request_class.sessions for request_class in self.workload.classes):
+            return []
+        asks: list[tuple[str, float | None, Workload, Market]] = [
+            (what, times, _with_memory(self.workload, times), self.market) for times, what in _MEMORY.items()
+        ]
+        parts = {item.id: item.accelerator for item in self.market.items}
+        own = [parts[name].memory_bytes for name in self.accelerators]
+        for part in (parts[name] for name in rivals):
+            if any(abs(part.memory_bytes / size - 1.0) > _SAME_MEMORY for size in own):
+                what = f"the {part.memory.capacity} of {part.id} on each GPU"
+                asks.append((what, None, self.workload, _with_memory_of(part, self.market, self.accelerators)))
+        steps = []
+        for what, times, asked, offered in asks:
+            read = self._read(asked, offered)
+            solution = solve(read.problem, quickly=True)
+            fleet = alternative(read, solution, self.usd_per_hour)
+            if solution is None or fleet is None:
+                continue
+            pools = fleet_plan(read, solution, asked)
+            found = {one.name: found_share(pools, one) for one in asked.classes if one.sessions}
+            steps.append(MemoryStep(what, times, found, fleet))
+        return steps
+
+    def _read(self, asked: Workload, offered: Market, known: Sequence[Survey] = ()) -> Choice:
+        parts = [item.accelerator for item in offered.items if item.id in self.accelerators]
+        scaling, gate = scaling_of(asked), Gate(self.catalog, asked)
+        tried = of_one_stack(surveys(self.catalog, asked, parts, gate=gate, known=known), scaling)
+        estimated = offers(tried, scaling, peak=peak_of(asked))
+        return choice(undominated(estimated.corrected(self.correction)), offered, asked)
 
 
 def _with_memory_of(part: Accelerator, market: Market, accelerators: set[str]) -> Market:
@@ -121,17 +133,6 @@ def _with_memory_of(part: Accelerator, market: Market, accelerators: set[str]) -
         return replace(item, accelerator=replaced(own, memory=replaced(own.memory, **sizes)))
 
     return replace(market, items=tuple(map(swapped, market.items)))
-
-
-def _read(
-    catalog: Catalog, asked: Workload, market: Market, accelerators: set[str], correction: Mapping[str, float],
-    known: Sequence[Survey] = (),
-) -> Choice:  # fmt: skip
-    """The same question of these accelerators alone."""
-    parts = [item.accelerator for item in market.items if item.id in accelerators]
-    scaling = scaling_of(asked)
-    tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=known), scaling)
-    return choice(undominated(offers(tried, scaling, peak=peak_of(asked)).corrected(correction)), market, asked)
 
 
 def _with_memory(workload: Workload, times: float) -> Workload:
