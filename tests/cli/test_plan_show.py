@@ -16,7 +16,7 @@ from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative
 from crosstie.decide.plan.evidence import Unmeasured
 from crosstie.decide.plan.plan import Confirmation, Plan, Sureness, plan
-from crosstie.decide.plan.simulated import SimulatedClass
+from crosstie.decide.plan.run_result import SimulatedClass
 
 CATALOG = Catalog([])
 BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.3-70b")

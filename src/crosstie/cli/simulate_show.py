@@ -7,8 +7,21 @@ from statistics import fmean
 from rich.text import Text
 
 from crosstie.core.figures import dollars, percent, plural, seconds, share, significant
-from crosstie.decide.plan.run_result import ClassResult, Latency, OutageResult, Run, SessionsResult, TurnResult
-from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes_of, holding, over_seeds, worst
+from crosstie.decide.plan.run_result import (
+    ClassResult,
+    Latency,
+    OutageResult,
+    OverSeeds,
+    Run,
+    SeedSpread,
+    SessionsResult,
+    TurnResult,
+    at_target,
+    classes_of,
+    holding,
+    over_seeds,
+    worst,
+)
 from crosstie.decide.plan.simulate import Simulation
 from crosstie.web.parts import Heading, Parts, Table, closing, note
 from crosstie.web.report import KeyNumber

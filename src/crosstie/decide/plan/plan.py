@@ -27,7 +27,6 @@ from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.evidence import Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
-from crosstie.decide.plan.guide import Guided, guide
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.lighter import Lighter, MemoryStep, Others
 from crosstie.decide.plan.market import Market, market
@@ -41,12 +40,13 @@ from crosstie.decide.plan.optimise import (
     single_vendor,
     without_each,
 )
+from crosstie.decide.plan.pools import Guided, guide
 from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.run_result import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.scaling import WorldScaling, scaling_of
 from crosstie.decide.plan.search import times_borne
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan, simulate_sharing
-from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, solve_beside, tidied
 from crosstie.decide.plan.survey import (
     Survey,

@@ -13,9 +13,8 @@ from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import RequestClass, Slice, Workload
-from crosstie.decide.plan.adapters import with_adapters
 from crosstie.decide.plan.apart import service_curves, services
-from crosstie.decide.plan.candidates import candidates, key_of
+from crosstie.decide.plan.candidates import candidates, key_of, with_adapters
 from crosstie.decide.plan.capacity import (
     Capacity,
     Levels,

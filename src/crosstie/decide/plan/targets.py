@@ -14,8 +14,8 @@ from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.infeasible import alone_s, with_class
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.run_result import SimulatedClass
 from crosstie.decide.plan.scaling import Reading
-from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import MANY_PARTS, solve
 from crosstie.decide.plan.survey import Offers, Survey, offers, offers_of_each
 
