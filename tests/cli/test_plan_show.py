@@ -14,7 +14,7 @@ from crosstie.cli.plan_show import plan_parts
 from crosstie.cli.show import show
 from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative
-from crosstie.decide.plan.evidence import Unmeasured
+from crosstie.decide.plan.lighter import Unmeasured
 from crosstie.decide.plan.plan import Confirmation, Plan, Sureness, plan
 from crosstie.decide.plan.run_result import SimulatedClass
 

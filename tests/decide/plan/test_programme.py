@@ -29,10 +29,10 @@ from crosstie.decide.plan.solver import solve, solve_beside, tidied, worth_their
 LIMITS = ("none", "inventory", "at_most", "budget", "power", "vendor_share", "nodes", "all")
 
 
-def cheapest(problem: Programme, allowed: Mask | None = None, minimise: str = "cost") -> Solution | None:
+def cheapest(problem: Programme, allowed: Mask | None = None) -> Solution | None:
     """By its price alone: `solve` counts a thousandth of what is at work, so that one of equals is the best."""
     with mock.patch.object(solver, "WORK", 0.0):
-        return solve(problem, allowed, minimise=minimise)
+        return solve(problem, allowed)
 
 
 def instance(seed: int, limit: str = "none", columns: int = 0) -> Programme:
@@ -209,7 +209,7 @@ def test_solve_finds_what_a_search_finds(limit: str) -> None:
 def test_least_power_too(limit: str) -> None:
     for seed in range(40):
         problem = instance(20_000 + seed, limit)
-        least, found = by_search(problem, what=1), cheapest(problem, minimise="power")
+        least, found = by_search(problem, what=1), cheapest(replace(problem, by_power=True))
         assert (least is None) == (found is None), seed
         if found is not None:
             assert found.watts == pytest.approx(least, rel=1e-6), seed
@@ -265,11 +265,9 @@ def test_columns_that_are_not_allowed_are_not_used() -> None:
 def test_dominance_and_pieces_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same cost with every column in one programme; and something was left out, so that this says something."""
     problems = [(seed, problem, best) for seed, problem, best in some(("none",), columns=4)]
-    fewer = [
-        len(worth_their_price(problem, np.arange(4), problem.usd_per_hour)) < 4 for _, problem, _ in problems
-    ]  # fmt: skip
+    fewer = [len(worth_their_price(problem, np.arange(4))) < 4 for _, problem, _ in problems]
     assert sum(fewer) >= 5
-    monkeypatch.setattr(solver, "_pieces", lambda problem, columns, price: [(columns, np.arange(len(problem.demand)))])
+    monkeypatch.setattr(solver, "_pieces", lambda problem, columns: [(columns, np.arange(len(problem.demand)))])
     for seed, problem, best in problems:
         plain = present(cheapest(problem))
         assert plain.usd_per_hour == pytest.approx(best.usd_per_hour, rel=1e-6), seed

@@ -20,9 +20,9 @@ from crosstie.core.workload import RequestClass, Slice
 from crosstie.decide.plan import search as searching
 from crosstie.decide.plan.answer import Alternative, PoolPlan
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.evidence import with_unmeasured
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.gate import Gate
+from crosstie.decide.plan.lighter import with_unmeasured
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, _Planning, plan as make_plan

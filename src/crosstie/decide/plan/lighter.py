@@ -3,22 +3,28 @@
 Formats change what the model answers, and memory has a price that the catalog does not know, so neither is chosen
 unless the workload names it (`models.NAME.kv`, `models.NAME.precisions`, `prefix.host_gib_per_gpu`); but nobody should
 pay for more GPUs without knowing what these would save.
+
+Stacks that nobody measured with such a model on an accelerator are not compared, since among many estimates the best
+looking are those that err most. Where they look far cheaper, whoever pays should know, and measure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.measured import measured_apart
 from crosstie.core.deployment import Accelerator
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.workload import ModelChoice, Slice, Workload
-from crosstie.decide.plan.answer import Alternative, alternative, cheapest, fleet_plan, found_share
+from crosstie.decide.plan.answer import Alternative, PoolPlan, alternative, cheapest, fleet_plan, found_share
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import Choice, choice
-from crosstie.decide.plan.scaling import scaling_of
+from crosstie.decide.plan.scaling import Reading, scaling_of
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import Survey, of_one_stack, offers, peak_of, surveys, undominated
 
@@ -33,8 +39,9 @@ _HOST_GIB = 256
 _MEMORY = {0.5: "half the memory for them", 2.0: "twice the memory for them"}
 # GPUs whose memory differs by less are taken to have the same.
 _SAME_MEMORY = 0.05
-# A saving below this share is not worth a check of what the model answers.
-_WORTH_SAYING = 0.02
+# A saving below this share is not worth a check of what the model answers; one below the other, of what nobody has
+# measured, is within what estimates err by.
+_WORTH_SAYING, _BEYOND_ERRORS = 0.02, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +180,41 @@ def _with_host_memory(workload: Workload) -> Workload:
 
     classes = tuple(replaced(one, slices=tuple(map(kept, one.slices))) for one in workload.classes)
     return replaced(workload, classes=classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """The fleet with all stacks compared, and those of them that nobody measured there."""
+
+    stacks: tuple[str, ...]
+    fleet: Alternative
+
+
+def is_known_apart(catalog: Catalog, workload: Workload, pools: Iterable[PoolPlan]) -> bool:
+    """Whether a fleet may be the answer: where nobody has published what a model does there with prefill and decode
+    apart, such pools stand beside it with what they would save, unless all may compete."""
+    if workload.constraints.evidence == "any":
+        return True
+    services = [pool.deployment for pool in pools if isinstance(pool.deployment, Disaggregated)]
+    return all(measured_apart(catalog, side) for service in services for side in (service.prefill, service.decode))
+
+
+def with_unmeasured(
+    catalog: Catalog, workload: Workload, gate: Gate, asked: Choice, scaling: Reading, usd_per_hour: float
+) -> Unmeasured | None:
+    """None where it saves little. `usd_per_hour`: of the fleet that it is compared with, by the same measure."""
+    if not gate.passed_over:
+        return None
+    limits = msgspec.structs.replace(workload.constraints, evidence="any")
+    every = msgspec.structs.replace(workload, constraints=limits)
+    where = {name for names in gate.passed_over.values() for name in names}
+    kinds = [item.accelerator for item in asked.market.items if item.id in where]
+    tried = of_one_stack(surveys(catalog, every, kinds, gate=Gate(catalog, every)), scaling)
+    read = asked.by(offers(tried, scaling, peak=asked.peak))
+    solution = solve(read.problem, quickly=True)
+    fleet = alternative(read, solution, usd_per_hour)
+    if solution is None or fleet is None or fleet.dearer > -_BEYOND_ERRORS:
+        return None
+    used = [read.offers.columns[i].deployment.decode for i in np.flatnonzero(solution.replicas)]
+    over = [d.stack.name for d in used if d.accelerator.id in gate.passed_over.get((d.model.id, d.stack.name), ())]
+    return Unmeasured(tuple(dict.fromkeys(over)), fleet) if over else None

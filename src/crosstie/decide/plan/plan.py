@@ -24,11 +24,10 @@ from crosstie.decide.plan.answer import (
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import Confirming
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
-from crosstie.decide.plan.evidence import Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
-from crosstie.decide.plan.lighter import Lighter, MemoryStep, Others
+from crosstie.decide.plan.lighter import Lighter, MemoryStep, Others, Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import (

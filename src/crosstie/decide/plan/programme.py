@@ -1,6 +1,6 @@
 """The cheapest whole numbers of replicas that carry the load: a mixed-integer programme, solved by HiGHS.
 
-    minimise    what the GPUs cost an hour
+    minimise    what the GPUs cost an hour, or draw
     over        n[c] replicas of column c, whole; x[p, c] the share of part p that column c carries
     such that   every part is carried                      sum over c of x[p, c] = 1
                 no column carries more than it can         sum over p of x[p, c] demand[p] / rate[c, p] <= n[c]
@@ -61,6 +61,13 @@ class Programme:
     # By column: those of one number are the same replicas under the same promise, meant for other requests. The gateway
     # cannot tell such pools apart, so a fleet has one of them.
     alike: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
+    # Whether the fleet is to draw least, to learn what that would be, and not to cost least.
+    by_power: bool = False
+
+    @property
+    def price(self) -> Array:
+        """By accelerator: of what is to be least."""
+        return self.watts if self.by_power else self.usd_per_hour
 
     @property
     def is_coupled(self) -> bool:
