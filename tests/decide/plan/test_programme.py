@@ -21,9 +21,9 @@ from tests.needs import one_in
 from tests.present import present
 
 from crosstie.core.errors import BadInput
-from crosstie.decide.plan import rows, solver
+from crosstie.decide.plan import solver
 from crosstie.decide.plan.optimise import simplify
-from crosstie.decide.plan.programme import Array, Mask, Programme, Solution
+from crosstie.decide.plan.programme import Array, Mask, Programme, Solution, Undecided, run_highs
 from crosstie.decide.plan.solver import solve, solve_beside, tidied, worth_their_price
 
 LIMITS = ("none", "inventory", "at_most", "budget", "power", "vendor_share", "nodes", "all")
@@ -318,7 +318,7 @@ def test_models_are_pieces_of_their_own() -> None:
             assert together is None
             continue
         assert together is not None
-        assert len(solver._pieces(joined, np.flatnonzero(rate.any(axis=1)), joined.usd_per_hour)) >= 2
+        assert len(solver._pieces(joined, np.flatnonzero(rate.any(axis=1)))) >= 2
         assert together.usd_per_hour == pytest.approx(apart[0].usd_per_hour + apart[1].usd_per_hour, rel=1e-6)
 
 
@@ -410,7 +410,7 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
     """Work that is used up must not read as: there is no fleet."""
 
     def at_a_loss(*arguments: Any, **options: Any) -> Any:
-        raise rows.Undecided("none ruled out")
+        raise Undecided("none ruled out")
 
     monkeypatch.setattr(solver, "run_highs", at_a_loss)
     with pytest.raises(BadInput, match="none ruled out"):
@@ -423,8 +423,8 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
 def test_a_search_that_finds_nothing_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any, replicas: Any = None, relaxed: bool = False) -> Any:
         if replicas is None and not relaxed:
-            raise rows.Undecided("none ruled out")
-        return rows.run_highs(*arguments, replicas=replicas, relaxed=relaxed)
+            raise Undecided("none ruled out")
+        return run_highs(*arguments, replicas=replicas, relaxed=relaxed)
 
     problem = instance(7)
     best = present(cheapest(problem))

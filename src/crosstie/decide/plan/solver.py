@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Solution
-from crosstie.decide.plan.rows import Rows, Undecided, run_highs
+from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Rows, Solution, Undecided, run_highs
 
 # Of fleets that cost the same, as in whole nodes many do, the one with the least GPU time at work is the answer: so
 # much of its worth counts as cost. Without that it would be whichever the solver came to, which hangs on the last bits
