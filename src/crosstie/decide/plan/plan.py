@@ -334,7 +334,7 @@ class _Planning:
         """As sure as asked; where that is too dear, by the estimates themselves, and what it would have been."""
         workload = self.workload
         sure = _as_sure(of_one_stack(self.everything, scaling_of(workload)), self.priced, workload, self.on_progress)
-        if workload.sureness <= 0.5 or not _costs_more(sure.answer, _least_by_estimates(sure)):
+        if workload.sureness <= 0.5 or (sure.answer and not _costs_more(sure.answer, _least_by_estimates(sure))):
             return sure, None
         even = msgspec.structs.replace(workload, sure=0.5)
         likely = _as_sure(sure.surveyed, self.priced, even, no_progress)
