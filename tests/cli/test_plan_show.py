@@ -14,9 +14,9 @@ from crosstie.cli.plan_show import plan_parts
 from crosstie.cli.show import show
 from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative
-from crosstie.decide.plan.evidence import Unmeasured
+from crosstie.decide.plan.lighter import Unmeasured
 from crosstie.decide.plan.plan import Confirmation, Plan, Sureness, plan
-from crosstie.decide.plan.simulated import SimulatedClass
+from crosstie.decide.plan.run_result import SimulatedClass
 
 CATALOG = Catalog([])
 BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.3-70b")

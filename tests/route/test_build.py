@@ -6,6 +6,7 @@ import pytest
 from tests.route.fleets import AMD, CATALOG, MODEL, NVIDIA, ask, fleet, live, load, pool, routed, served, told
 
 from crosstie.core.errors import UnknownName
+from crosstie.core.fleet import Route
 from crosstie.route.build import live_fleet, typical
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.modelled import ModelledSpeed
@@ -31,6 +32,20 @@ def test_what_a_pool_mostly_gets_comes_from_its_routes() -> None:
     assert typical(mixed, AMD) == (2000.0, 200.0)
     assert typical(fleet(classes=()), AMD) == (1000.0, 250.0)
     assert typical(fleet(classes=()), pool(max_context=100)) == (70.0, 30.0)
+
+
+def test_a_class_weighs_by_its_requests_however_many_routes_take_them() -> None:
+    def routes(*parts: tuple[int | None, float | None]) -> tuple[Route, ...]:
+        return tuple(Route(pool="amd", up_to_input=bound, traffic=traffic) for bound, traffic in parts)
+
+    short = served("short", requests_per_s=3.0, routes=routed("amd"))
+    for cut in (routes((None, None)), routes((500, None), (None, None)), routes((500, 0.7), (900, 0.2), (None, 0.1))):
+        long = served("long", input_tokens=5000.0, requests_per_s=1.0, routes=cut)
+        assert typical(fleet(classes=(short, long)), AMD) == pytest.approx((2000.0, 200.0))
+    # Of long prompts, which are few, another pool takes all: one in ten of the class and not one in two.
+    tail = Route(pool="nvidia", traffic=0.1)
+    apart = served("long", input_tokens=5000.0, requests_per_s=1.0, routes=(*routes((500, 0.9)), tail))
+    assert typical(fleet(classes=(short, apart)), AMD)[0] == pytest.approx((3.0 * 1000.0 + 0.9 * 5000.0) / 3.9)
 
 
 def test_a_reload_keeps_what_stays_and_lets_go_of_what_leaves() -> None:

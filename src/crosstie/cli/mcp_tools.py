@@ -27,7 +27,7 @@ from crosstie.core.finding import Finding
 from crosstie.core.progress import OnProgress
 from crosstie.core.question import BuyersQuestion, Reckoning
 from crosstie.decide.compare.scorecard import Load
-from crosstie.decide.plan.guide import Guided
+from crosstie.decide.plan.pools import Guided
 from crosstie.decide.plan.run_result import ClassResult, PoolResult
 from crosstie.perf.fit import Sizes
 

@@ -20,8 +20,8 @@ from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.power import FleetPower
 from crosstie.decide.plan.report import horizon_usd
+from crosstie.decide.plan.run_result import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
 from crosstie.decide.plan.shared import own_classes
-from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
 from crosstie.decide.plan.targets import FACTORS
 from crosstie.decide.plan.ways import Outlook
 from crosstie.port.preflight.effort import effort_of

@@ -22,8 +22,22 @@ from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, percent, plural, seconds, share, significant
 from crosstie.core.fleet import Policy
 from crosstie.core.question import assumptions
-from crosstie.decide.plan.run_result import ClassResult, Latency, Outage, OutageResult, Run, SessionsResult, TurnResult
-from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes_of, holding, over_seeds, worst
+from crosstie.decide.plan.run_result import (
+    ClassResult,
+    Latency,
+    Outage,
+    OutageResult,
+    OverSeeds,
+    Run,
+    SeedSpread,
+    SessionsResult,
+    TurnResult,
+    at_target,
+    classes_of,
+    holding,
+    over_seeds,
+    worst,
+)
 from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library

@@ -344,6 +344,8 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     up_to_input: _Tokens | None = None
+    # Of the class's requests, those with such prompts; None: as many as of every other length that has routes.
+    traffic: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     why: str = ""
 
 

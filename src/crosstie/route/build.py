@@ -263,4 +263,8 @@ def typical(fleet: Fleet, pool: Pool) -> tuple[float, float]:
 
 
 def _share(one: ServedClass, pool: Pool) -> float:
-    return (one.requests_per_s or 1.0) * sum(route.share for route in one.routes if route.pool == pool.name)
+    """Requests a second of a class that are meant for a pool; however many routes take them there."""
+    even = 1.0 / max(len({route.up_to_input for route in one.routes}), 1)
+    mine = [route for route in one.routes if route.pool == pool.name]
+    share = sum(route.share * (even if route.traffic is None else route.traffic) for route in mine)
+    return (one.requests_per_s or 1.0) * share

@@ -4,8 +4,7 @@ or, over time and by pool, how busy it was, what it had in flight and how many w
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from crosstie.decide.plan.run_result import Outage, Run, SessionsResult
-from crosstie.decide.plan.seeds import OverSeeds, over_seeds
+from crosstie.decide.plan.run_result import Outage, OverSeeds, Run, SessionsResult, over_seeds
 from crosstie.web.chart import Picture, colours, in_percent, new_figure, plain_ticks
 
 _NOTE = "simulated with predicted step times, not measured"

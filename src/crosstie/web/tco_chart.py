@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from crosstie.decide.cost.assessment import Assessment, describe, ends_of
-from crosstie.decide.cost.sensitivity import saving
+from crosstie.decide.cost.assessment import Assessment, describe, ends_of, saving
 from crosstie.web.chart import Picture, colours, frame, in_percent, new_figure
 
 _NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"

@@ -11,7 +11,7 @@ from crosstie.catalog.costs import COSTS
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.decide.api import compare, tco
-from crosstie.decide.cost.sensitivity import saving
+from crosstie.decide.cost.assessment import saving
 from crosstie.decide.cost.tco import Tco, TcoRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tco.md").read_text()

@@ -11,11 +11,10 @@ from tests.present import present
 from crosstie.catalog.costs import Ranged
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput
-from crosstie.decide.cost.assessment import assess, service_gap
+from crosstie.decide.cost.assessment import assess, break_even, contest, monte_carlo, saving, service_gap, tornado
 from crosstie.decide.cost.ownership import Option, own
 from crosstie.decide.cost.prices import Quote, given
 from crosstie.decide.cost.ranges import ValueRange, exactly
-from crosstie.decide.cost.sensitivity import break_even, contest, monte_carlo, saving, tornado
 
 Costs = dict[str, Ranged]
 

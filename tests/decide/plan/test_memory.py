@@ -13,7 +13,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.decide.plan.answer import found_share
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.lighter import memory_steps
+from crosstie.decide.plan.lighter import Others
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import found_by_memory, knee
@@ -61,7 +61,7 @@ def gpus_by_memory(own: str, rival: str) -> dict[str, int]:
     workload = read_workload(
         CATALOG, Path("w.toml"), AGENTS.replace('["h200"]', '["h200", "mi355x"]').replace("live = 60", "live = 200")
     )
-    steps = memory_steps(CATALOG, workload, market(CATALOG, workload), {own}, 20.0, {}, [rival])
+    steps = Others(CATALOG, workload, market(CATALOG, workload), {own}, 20.0, {}).memory_steps([rival])
     return {step.what: step.fleet.gpus[own] for step in steps}
 
 

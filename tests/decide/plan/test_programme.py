@@ -21,18 +21,18 @@ from tests.needs import one_in
 from tests.present import present
 
 from crosstie.core.errors import BadInput
-from crosstie.decide.plan import rows, solver
+from crosstie.decide.plan import solver
 from crosstie.decide.plan.optimise import simplify
-from crosstie.decide.plan.programme import Array, Mask, Programme, Solution
+from crosstie.decide.plan.programme import Array, Mask, Programme, Solution, Undecided, run_highs
 from crosstie.decide.plan.solver import solve, solve_beside, tidied, worth_their_price
 
 LIMITS = ("none", "inventory", "at_most", "budget", "power", "vendor_share", "nodes", "all")
 
 
-def cheapest(problem: Programme, allowed: Mask | None = None, minimise: str = "cost") -> Solution | None:
+def cheapest(problem: Programme, allowed: Mask | None = None) -> Solution | None:
     """By its price alone: `solve` counts a thousandth of what is at work, so that one of equals is the best."""
     with mock.patch.object(solver, "WORK", 0.0):
-        return solve(problem, allowed, minimise=minimise)
+        return solve(problem, allowed)
 
 
 def instance(seed: int, limit: str = "none", columns: int = 0) -> Programme:
@@ -209,7 +209,7 @@ def test_solve_finds_what_a_search_finds(limit: str) -> None:
 def test_least_power_too(limit: str) -> None:
     for seed in range(40):
         problem = instance(20_000 + seed, limit)
-        least, found = by_search(problem, what=1), cheapest(problem, minimise="power")
+        least, found = by_search(problem, what=1), cheapest(replace(problem, by_power=True))
         assert (least is None) == (found is None), seed
         if found is not None:
             assert found.watts == pytest.approx(least, rel=1e-6), seed
@@ -265,11 +265,9 @@ def test_columns_that_are_not_allowed_are_not_used() -> None:
 def test_dominance_and_pieces_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same cost with every column in one programme; and something was left out, so that this says something."""
     problems = [(seed, problem, best) for seed, problem, best in some(("none",), columns=4)]
-    fewer = [
-        len(worth_their_price(problem, np.arange(4), problem.usd_per_hour)) < 4 for _, problem, _ in problems
-    ]  # fmt: skip
+    fewer = [len(worth_their_price(problem, np.arange(4))) < 4 for _, problem, _ in problems]
     assert sum(fewer) >= 5
-    monkeypatch.setattr(solver, "_pieces", lambda problem, columns, price: [(columns, np.arange(len(problem.demand)))])
+    monkeypatch.setattr(solver, "_pieces", lambda problem, columns: [(columns, np.arange(len(problem.demand)))])
     for seed, problem, best in problems:
         plain = present(cheapest(problem))
         assert plain.usd_per_hour == pytest.approx(best.usd_per_hour, rel=1e-6), seed
@@ -320,7 +318,7 @@ def test_models_are_pieces_of_their_own() -> None:
             assert together is None
             continue
         assert together is not None
-        assert len(solver._pieces(joined, np.flatnonzero(rate.any(axis=1)), joined.usd_per_hour)) >= 2
+        assert len(solver._pieces(joined, np.flatnonzero(rate.any(axis=1)))) >= 2
         assert together.usd_per_hour == pytest.approx(apart[0].usd_per_hour + apart[1].usd_per_hour, rel=1e-6)
 
 
@@ -412,7 +410,7 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
     """Work that is used up must not read as: there is no fleet."""
 
     def at_a_loss(*arguments: Any, **options: Any) -> Any:
-        raise rows.Undecided("none ruled out")
+        raise Undecided("none ruled out")
 
     monkeypatch.setattr(solver, "run_highs", at_a_loss)
     with pytest.raises(BadInput, match="none ruled out"):
@@ -425,8 +423,8 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
 def test_a_search_that_finds_nothing_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*arguments: Any, replicas: Any = None, relaxed: bool = False) -> Any:
         if replicas is None and not relaxed:
-            raise rows.Undecided("none ruled out")
-        return rows.run_highs(*arguments, replicas=replicas, relaxed=relaxed)
+            raise Undecided("none ruled out")
+        return run_highs(*arguments, replicas=replicas, relaxed=relaxed)
 
     problem = instance(7)
     best = present(cheapest(problem))

@@ -17,7 +17,7 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.estimate import METRICS
 from crosstie.core.workload import HitCurve, PrefixReuse, RequestClass, Slice, Workload
-from crosstie.decide.plan.adapters import with_adapters
+from crosstie.decide.plan.candidates import with_adapters
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate, loaded, room_beside_idle, tokens_at
 from crosstie.decide.plan.scaling import scaling_of

@@ -15,16 +15,17 @@ from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
+from crosstie.core.progress import no_progress
 from crosstie.core.workload import RequestClass, Slice
 from crosstie.decide.plan import search as searching
 from crosstie.decide.plan.answer import Alternative, PoolPlan
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.evidence import with_unmeasured
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.gate import Gate
+from crosstie.decide.plan.lighter import with_unmeasured
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
-from crosstie.decide.plan.plan import Plan, plan as make_plan
+from crosstie.decide.plan.plan import Plan, _Planning, plan as make_plan
 from crosstie.decide.plan.programme import Percentile, Programme, Solution
 from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.search import Proposal, Question, Search, Shown, more, resized
@@ -267,6 +268,29 @@ def confirmed_plan(catalog: Catalog, *classes: RequestClass, **changes: Any) -> 
 @pytest.fixture(scope="module")
 def small(catalog: Catalog) -> Plan:
     return confirmed_plan(catalog, replace_rate(CHAT, 10.0))
+
+
+def test_a_fleet_alone_is_searched_for_once_and_its_rivals_later(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where services are the answer: first by themselves, then with what stands beside them."""
+    asked = workload(replace_rate(CHAT, 10.0), accelerators=("mi300x", "h200"), whole_nodes=False)
+    searched: list[str | None] = []
+    run = Search.run
+
+    def noted(search: Search, *limits: float) -> Proposal | None:
+        searched.append(search.question.vendor)
+        return run(search, *limits)
+
+    monkeypatch.setattr(Search, "run", noted)
+    planning = _Planning(catalog, asked, market(catalog, asked), "2026-11-16", no_progress, True)
+    alone = planning.alone()
+    assert searched == [None]
+    whole = planning.whole()
+    assert searched.count(None) == 1
+    assert {"AMD", "NVIDIA"} <= set(searched)
+    assert present(whole.fleet).gpus == present(alone.fleet).gpus
+    assert present(whole.single_vendor["NVIDIA"]).confirmed
 
 
 def drawn_slices(plan: Plan, chance: np.random.Generator, count: int) -> list[Slice]:

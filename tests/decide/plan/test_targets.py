@@ -13,8 +13,8 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Target
 from crosstie.decide.plan.infeasible import with_class
 from crosstie.decide.plan.plan import Plan, plan as make_plan
+from crosstie.decide.plan.run_result import SimulatedClass
 from crosstie.decide.plan.scaling import WorldScaling
-from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.survey import Offers, offers, offers_of_each, survey, surveys
 from crosstie.decide.plan.targets import FACTORS, TargetPrice, TargetStep, _as_simulated
 

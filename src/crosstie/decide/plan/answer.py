@@ -19,8 +19,9 @@ from crosstie.core.workload import RequestClass, Slice, Workload
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.optimise import Choice
-from crosstie.decide.plan.programme import Array, Programme, Solution
+from crosstie.decide.plan.programme import Array, Mask, Programme, Solution
 from crosstie.decide.plan.reuse import hit_rate
+from crosstie.decide.plan.solver import solve
 from crosstie.perf.estimate import estimate
 from crosstie.perf.memory import memory_plan
 
@@ -179,6 +180,11 @@ def alternative(asked: Choice, solution: Solution | None, answer: float) -> Alte
     dearer = solution.usd_per_hour / answer - 1.0 if answer else 0.0
     found = Alternative(asked.gpus(solution), solution.usd_per_hour, dearer)
     return replace(found, limit=_held_back(asked, solution)) if found.is_absurd else found
+
+
+def cheapest(asked: Choice, answer: float, allowed: Mask | None = None) -> Alternative | None:
+    """The best fleet for a question beside another, whose answer costs so much."""
+    return alternative(asked, solve(asked.problem, allowed, quickly=True), answer)
 
 
 def _held_back(asked: Choice, solution: Solution) -> str:

@@ -213,8 +213,8 @@ def _limits(asked: Choice, workload: Workload) -> list[Obstacle]:
         key, now = "constraints.budget_usd_per_month", f"{limits.budget_usd_per_month:,.12g}"
         found.append(Obstacle(key, now, needs, why))
     # As good as none, but a limit still: without any, only what is worth its price is looked at.
-    boundless = replace(problem, power_watts=_BOUNDLESS_WATTS)
-    if np.isfinite(problem.power_watts) and (free := solve_beside(boundless, minimise="power")):
+    boundless = replace(problem, power_watts=_BOUNDLESS_WATTS, by_power=True)
+    if np.isfinite(problem.power_watts) and (free := solve_beside(boundless)):
         needs = f"{_rounded_up(free.watts / 1e3):,.6g}"
         why = "the fleet of least power that meets everything else takes that"
         found.append(Obstacle("constraints.power_kw", f"{limits.power_kw:,.12g}", needs, why))

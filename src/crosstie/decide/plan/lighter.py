@@ -3,22 +3,28 @@
 Formats change what the model answers, and memory has a price that the catalog does not know, so neither is chosen
 unless the workload names it (`models.NAME.kv`, `models.NAME.precisions`, `prefix.host_gib_per_gpu`); but nobody should
 pay for more GPUs without knowing what these would save.
+
+Stacks that nobody measured with such a model on an accelerator are not compared, since among many estimates the best
+looking are those that err most. Where they look far cheaper, whoever pays should know, and measure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.measured import measured_apart
 from crosstie.core.deployment import Accelerator
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.workload import ModelChoice, Slice, Workload
-from crosstie.decide.plan.answer import Alternative, alternative, fleet_plan, found_share
+from crosstie.decide.plan.answer import Alternative, PoolPlan, alternative, cheapest, fleet_plan, found_share
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import Choice, choice
-from crosstie.decide.plan.scaling import scaling_of
+from crosstie.decide.plan.scaling import Reading, scaling_of
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import Survey, of_one_stack, offers, peak_of, surveys, undominated
 
@@ -33,8 +39,9 @@ _HOST_GIB = 256
 _MEMORY = {0.5: "half the memory for them", 2.0: "twice the memory for them"}
 # GPUs whose memory differs by less are taken to have the same.
 _SAME_MEMORY = 0.05
-# A saving below this share is not worth a check of what the model answers.
-_WORTH_SAYING = 0.02
+# A saving below this share is not worth a check of what the model answers; one below the other, of what nobody has
+# measured, is within what estimates err by.
+_WORTH_SAYING, _BEYOND_ERRORS = 0.02, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,56 +64,68 @@ class MemoryStep:
     fleet: Alternative
 
 
-def lighter_formats(
-    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
-    correction: Mapping[str, float], known: Sequence[Survey] = (),
-) -> list[Lighter]:  # fmt: skip
-    """What would make a fleet of these accelerators, the answer's, cheaper.
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The question of the answer's accelerators alone, put for other workloads and other parts. `usd_per_hour`: what
+    the answer costs by closed forms; `correction`: by model, of what these say that its replicas take."""
 
-    `correction`: by model, of what closed forms say that its replicas take. `known`: the surveys of the workload.
-    """
-    lighters = []
-    asks = [(what, _with(workload, more), "check what the model then answers") for what, more in _TRIED.items()]
-    memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
-    asks.append((memory, _with_host_memory(workload), "the price of the memory is not counted"))
-    for what, asked, but in asks:
-        if asked == workload:
-            continue
-        # Surveys of the workload are of the same traffic, and of other hits.
-        read = _read(catalog, asked, market, accelerators, correction, known if what in _TRIED else ())
-        fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)
-        if fleet is not None and fleet.dearer < -_WORTH_SAYING:
-            lighters.append(Lighter(what, fleet, but))
-    return lighters
+    catalog: Catalog
+    workload: Workload
+    market: Market
+    accelerators: set[str]
+    usd_per_hour: float
+    correction: Mapping[str, float]
 
+    def lighter_formats(self, known: Sequence[Survey]) -> list[Lighter]:
+        """What would make the fleet cheaper. `known`: the surveys of the workload."""
+        lighters = []
+        asks = [
+            (what, _with(self.workload, more), "check what the model then answers") for what, more in _TRIED.items()
+        ]
+        memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
+        asks.append((memory, _with_host_memory(self.workload), "the price of the memory is not counted"))
+        for what, asked, but in asks:
+            if asked == self.workload:
+                continue
+            # Surveys of the workload are of the same traffic, and of other hits.
+            read = self._read(asked, self.market, known if what in _TRIED else ())
+            fleet = cheapest(read, self.usd_per_hour)
+            if fleet is not None and fleet.dearer < -_WORTH_SAYING:
+                lighters.append(Lighter(what, fleet, but))
+        return lighters
 
-def memory_steps(
-    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
-    correction: Mapping[str, float], rivals: Sequence[str] = (),
-) -> list[MemoryStep]:  # fmt: skip
-    """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
-    much of them, or have as much memory as those of a rival. None without sessions."""
-    if not any(request_class.sessions for request_class in workload.classes):
-        return []
-    asks: list[tuple[str, float | None, Workload, Market]] = [
-        (what, times, _with_memory(workload, times), market) for times, what in _MEMORY.items()
-    ]
-    parts = {item.id: item.accelerator for item in market.items}
-    for part in (parts[name] for name in rivals):
-        if any(abs(part.memory_bytes / parts[name].memory_bytes - 1.0) > _SAME_MEMORY for name in accelerators):
-            what = f"the {part.memory.capacity} of {part.id} on each GPU"
-            asks.append((what, None, workload, _with_memory_of(part, market, accelerators)))
-    steps = []
-    for what, times, asked, offered in asks:
-        read = _read(catalog, asked, offered, accelerators, correction)
-        solution = solve(read.problem, quickly=True)
-        fleet = alternative(read, solution, usd_per_hour)
-        if solution is None or fleet is None:
-            continue
-        pools = fleet_plan(read, solution, asked)
-        found = {one.name: found_share(pools, one) for one in asked.classes if one.sessions}
-        steps.append(MemoryStep(what, times, found, fleet))
-    return steps
+    def memory_steps(self, rivals: Sequence[str]) -> list[MemoryStep]:
+        """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
+        much of them, or have as much memory as those of a rival. None without sessions."""
+        if not any(request_class.sessions for request_class in self.workload.classes):
+            return []
+        asks: list[tuple[str, float | None, Workload, Market]] = [
+            (what, times, _with_memory(self.workload, times), self.market) for times, what in _MEMORY.items()
+        ]
+        parts = {item.id: item.accelerator for item in self.market.items}
+        own = [parts[name].memory_bytes for name in self.accelerators]
+        for part in (parts[name] for name in rivals):
+            if any(abs(part.memory_bytes / size - 1.0) > _SAME_MEMORY for size in own):
+                what = f"the {part.memory.capacity} of {part.id} on each GPU"
+                asks.append((what, None, self.workload, _with_memory_of(part, self.market, self.accelerators)))
+        steps = []
+        for what, times, asked, offered in asks:
+            read = self._read(asked, offered)
+            solution = solve(read.problem, quickly=True)
+            fleet = alternative(read, solution, self.usd_per_hour)
+            if solution is None or fleet is None:
+                continue
+            pools = fleet_plan(read, solution, asked)
+            found = {one.name: found_share(pools, one) for one in asked.classes if one.sessions}
+            steps.append(MemoryStep(what, times, found, fleet))
+        return steps
+
+    def _read(self, asked: Workload, offered: Market, known: Sequence[Survey] = ()) -> Choice:
+        parts = [item.accelerator for item in offered.items if item.id in self.accelerators]
+        scaling, gate = scaling_of(asked), Gate(self.catalog, asked)
+        tried = of_one_stack(surveys(self.catalog, asked, parts, gate=gate, known=known), scaling)
+        estimated = offers(tried, scaling, peak=peak_of(asked))
+        return choice(undominated(estimated.corrected(self.correction)), offered, asked)
 
 
 def _with_memory_of(part: Accelerator, market: Market, accelerators: set[str]) -> Market:
@@ -121,17 +140,6 @@ def _with_memory_of(part: Accelerator, market: Market, accelerators: set[str]) -
         return replace(item, accelerator=replaced(own, memory=replaced(own.memory, **sizes)))
 
     return replace(market, items=tuple(map(swapped, market.items)))
-
-
-def _read(
-    catalog: Catalog, asked: Workload, market: Market, accelerators: set[str], correction: Mapping[str, float],
-    known: Sequence[Survey] = (),
-) -> Choice:  # fmt: skip
-    """The same question of these accelerators alone."""
-    parts = [item.accelerator for item in market.items if item.id in accelerators]
-    scaling = scaling_of(asked)
-    tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=known), scaling)
-    return choice(undominated(offers(tried, scaling, peak=peak_of(asked)).corrected(correction)), market, asked)
 
 
 def _with_memory(workload: Workload, times: float) -> Workload:
@@ -172,3 +180,41 @@ def _with_host_memory(workload: Workload) -> Workload:
 
     classes = tuple(replaced(one, slices=tuple(map(kept, one.slices))) for one in workload.classes)
     return replaced(workload, classes=classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmeasured:
+    """The fleet with all stacks compared, and those of them that nobody measured there."""
+
+    stacks: tuple[str, ...]
+    fleet: Alternative
+
+
+def is_known_apart(catalog: Catalog, workload: Workload, pools: Iterable[PoolPlan]) -> bool:
+    """Whether a fleet may be the answer: where nobody has published what a model does there with prefill and decode
+    apart, such pools stand beside it with what they would save, unless all may compete."""
+    if workload.constraints.evidence == "any":
+        return True
+    services = [pool.deployment for pool in pools if isinstance(pool.deployment, Disaggregated)]
+    return all(measured_apart(catalog, side) for service in services for side in (service.prefill, service.decode))
+
+
+def with_unmeasured(
+    catalog: Catalog, workload: Workload, gate: Gate, asked: Choice, scaling: Reading, usd_per_hour: float
+) -> Unmeasured | None:
+    """None where it saves little. `usd_per_hour`: of the fleet that it is compared with, by the same measure."""
+    if not gate.passed_over:
+        return None
+    limits = msgspec.structs.replace(workload.constraints, evidence="any")
+    every = msgspec.structs.replace(workload, constraints=limits)
+    where = {name for names in gate.passed_over.values() for name in names}
+    kinds = [item.accelerator for item in asked.market.items if item.id in where]
+    tried = of_one_stack(surveys(catalog, every, kinds, gate=Gate(catalog, every)), scaling)
+    read = asked.by(offers(tried, scaling, peak=asked.peak))
+    solution = solve(read.problem, quickly=True)
+    fleet = alternative(read, solution, usd_per_hour)
+    if solution is None or fleet is None or fleet.dearer > -_BEYOND_ERRORS:
+        return None
+    used = [read.offers.columns[i].deployment.decode for i in np.flatnonzero(solution.replicas)]
+    over = [d.stack.name for d in used if d.accelerator.id in gate.passed_over.get((d.model.id, d.stack.name), ())]
+    return Unmeasured(tuple(dict.fromkeys(over)), fleet) if over else None

@@ -12,23 +12,22 @@ from crosstie.core.figures import dollars
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import (
-    MOST_TIMES,
     NO_FLEET,
     Alternative,
     FleetPlan,
     PoolPlan,
     alternative,
+    cheapest,
     fleet_plan,
     measured_words,
 )
 from crosstie.decide.plan.capacity import EstimateScale
+from crosstie.decide.plan.confirm import Confirming
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
-from crosstie.decide.plan.evidence import Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
-from crosstie.decide.plan.guide import Guided, guide
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
-from crosstie.decide.plan.lighter import Lighter, MemoryStep, lighter_formats, memory_steps
+from crosstie.decide.plan.lighter import Lighter, MemoryStep, Others, Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import (
@@ -40,29 +39,18 @@ from crosstie.decide.plan.optimise import (
     single_vendor,
     without_each,
 )
+from crosstie.decide.plan.pools import Guided, guide
 from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.run_result import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.scaling import WorldScaling, scaling_of
-from crosstie.decide.plan.search import (
-    REQUESTS,
-    RIVALS_TOLERANCE,
-    TOLERANCE,
-    Confirmed,
-    Proposal,
-    Question,
-    Search,
-    Shown,
-    family_bounds,
-    times_borne,
-)
+from crosstie.decide.plan.search import times_borne
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan, simulate_sharing
-from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, solve_beside, tidied
 from crosstie.decide.plan.survey import (
-    Column,
-    Offers,
     Survey,
     longer,
+    of_accelerators,
     of_one_stack,
     offers,
     peak_of,
@@ -71,7 +59,7 @@ from crosstie.decide.plan.survey import (
     undominated,
 )
 from crosstie.decide.plan.targets import TargetPrice, target_prices
-from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty, family_of
+from crosstie.decide.plan.uncertainty import JointErrors, Uncertainty
 from crosstie.decide.plan.ways import Outlook, outlooks, unlooked
 from crosstie.decide.plan.worth import Worth, worth_measuring
 from crosstie.port.preflight.readiness import Readiness
@@ -79,14 +67,6 @@ from crosstie.port.preflight.readiness import Readiness
 # A fleet as sure as asked is the answer up to so many times what the estimates themselves would buy: beyond, how little
 # is known would buy the fleet, and to measure is the cheaper way to be sure.
 _MOST_TO_BE_SURE = 5.0
-# How far below what was asked a fleet may be before it is confirmed once more.
-_NEARLY = 0.03
-# A vendor alone has half of the simulations and not a quarter where its fleet costs so many times what it might, and
-# that is less than so many times what the answer costs.
-_LOOSE, _NEAR = 1.25, 1.5
-# Accelerators of a vendor alone, the cheapest by their bounds, that are simulated by themselves: for `assistant` the
-# third of NVIDIA's makes its cheapest fleet, and mixtures cost up to 64% more where one looks as long.
-_FAMILIES = 3
 # How sure a fleet may be asked to be: what that costs is told.
 _SURE = (0.5, 0.8, 0.95)
 # Prompts so many times as long: what the fleet would then be.
@@ -272,18 +252,17 @@ def _own_plan(
     Closed forms are surer of replicas that do both, so that each way is confirmed by itself before they are compared.
     """
 
-    def planned(models: Iterable[str], apart: bool, *, alone: bool = False) -> Plan:
+    def planning(models: Iterable[str], apart: bool) -> _Planning:
         choices = {name: msgspec.structs.replace(workload.choice(name), apart=apart) for name in models}
         asked = msgspec.structs.replace(workload, models={**workload.models, **choices})
-        found = _planned(catalog, asked, priced, made, on_progress, confirm, alone=alone)
-        return replace(found, workload=workload)
+        return _Planning(catalog, asked, priced, made, on_progress, confirm)
 
     models = dict.fromkeys(request_class.model for request_class in workload.classes)
-    found = _planned(catalog, workload, priced, made, on_progress, confirm)
+    found = _Planning(catalog, workload, priced, made, on_progress, confirm).whole()
     named = [name for name in models if workload.choice(name).apart]
     if named and found.fleet:
         on_progress(0, 0, "the same with prefill and decode together")
-        return replace(found, together=_beside(planned(named, False, alone=True), found))
+        return replace(found, together=_beside(planning(named, False).alone(), found))
     # Where replicas that do both keep no targets, services may.
     better = [outlook.model for outlook in found.outlooks if outlook.may_pay] if found.fleet else []
     if confirm and (not found.fleet or found.search_failed):
@@ -291,21 +270,20 @@ def _own_plan(
     if not better:
         return found
     on_progress(0, 0, "the same with prefill and decode apart")
-    if not found.fleet:
-        whole = planned(better, True)
-        return replace(whole, outlooks=found.outlooks) if whole.fleet else found
+    services = planning(better, True)
     # Most services that pay are not measured and stand beside the answer, which needs no rivals of theirs.
-    apart = planned(better, True, alone=True)
+    apart = services.alone()
+    if not found.fleet:
+        return replace(services.whole(), workload=workload, outlooks=found.outlooks) if apart.fleet else found
     if not apart.fleet or apart.search_failed or (found.holds and not apart.holds):
         # What simulation could not confirm does not stand against what it did.
         return replace(found, outlooks=[_of_one_model_alone(outlook) for outlook in found.outlooks])
-    simple = 1.0 - workload.constraints.simplicity
     known = is_known_apart(catalog, workload, apart.fleet.pools)
-    dear = apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple
+    dear = apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * (1.0 - workload.constraints.simplicity)
     if found.holds >= apart.holds and (dear or not known):
         return replace(found, apart=_beside(apart, found))
-    whole = planned(better, True)
-    return replace(whole, together=_beside(found, whole), outlooks=found.outlooks)
+    whole = services.whole()
+    return replace(whole, workload=workload, together=_beside(found, whole), outlooks=found.outlooks)
 
 
 def _of_one_model_alone(outlook: Outlook) -> Outlook:
@@ -321,37 +299,121 @@ def _beside(other: Plan, answer: Plan) -> Alternative | None:
     return Alternative(other.fleet.gpus, usd, usd / answer.fleet.usd_per_hour - 1.0, confirmed=seen)
 
 
-def _planned(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool,
-    *, alone: bool = False,
-) -> Plan:  # fmt: skip
-    """`alone`: the fleet, and nothing beside it."""
-    gate = Gate(catalog, workload)
-    everything = surveys(catalog, workload, [item.accelerator for item in priced.items], on_progress, gate)
-    found = _best_plan(catalog, workload, priced, made, everything, gate, on_progress, confirm, alone)
-    if alone:
-        return found
-    pools = found.fleet.pools if found.fleet else []
-    judged = {pool.name: gate.readiness(pool.deployment.decode) for pool in pools}
-    passed_over = [PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()]
-    measured = {pool.name: measured_words(catalog, pool) for pool in pools}
-    found = replace(found, measured=measured, readiness=judged, will_not_run=gate.left_out(), passed_over=passed_over)
-    if found.worth_measuring:
-        commands = found.worth_measuring.commands(gate.readiness(found.worth_measuring.deployment))
-        found = replace(found, measure_commands=commands)
-    if found.fleet is None:
-        return found
-    closed_form_usd = found.closed_form_usd_per_hour
-    corrected = found.confirmed.correction if found.confirmed else {}
-    used = set(found.fleet.gpus)
-    return replace(
-        found,
-        power=fleet_power(catalog, workload, found.fleet),
-        guide=guide(catalog, workload, pools),
-        mixture=mixture(catalog, workload, priced, found.fleet),
-        lighter=lighter_formats(catalog, workload, priced, used, closed_form_usd, corrected, everything),
-        memory=memory_steps(catalog, workload, priced, used, closed_form_usd, corrected, _rivals(found, used)),
-    )
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """The cheapest fleet by closed forms, as sure as its workload asks; None where there is none."""
+
+    workload: Workload
+    surveyed: list[Survey]
+    asked: Choice
+    answer: Solution | None
+    # How sure each estimate is taken to be.
+    each: float
+
+
+class _Planning:
+    """A workload under one market: its fleet alone, or with all that stands beside it. What was surveyed and simulated
+    for the one is there for the other."""
+
+    def __init__(
+        self, catalog: Catalog, workload: Workload, priced: Market, made: str, on_progress: OnProgress, confirm: bool
+    ):
+        self.catalog, self.workload, self.priced, self.on_progress = catalog, workload, priced, on_progress
+        self.gate = Gate(catalog, workload)
+        accelerators = [item.accelerator for item in priced.items]
+        self.everything = surveys(catalog, workload, accelerators, on_progress, self.gate)
+        self.sized, self.too_dear = self._by_closed_forms()
+        considered = sum(len(one.deployments) for one in self.everything)
+        self.bare = Plan(self.sized.workload, made, priced, None, [], considered)
+        self.confirming = None
+        if confirm and self.sized.answer:
+            size = self.sized
+            self.confirming = Confirming(catalog, size.workload, size.surveyed, size.asked, size.each, on_progress)
+
+    def _by_closed_forms(self) -> tuple[_Sized, Alternative | None]:
+        """As sure as asked; where that is too dear, by the estimates themselves, and what it would have been."""
+        workload = self.workload
+        sure = _as_sure(of_one_stack(self.everything, scaling_of(workload)), self.priced, workload, self.on_progress)
+        if workload.sureness <= 0.5 or (sure.answer and not _costs_more(sure.answer, _least_by_estimates(sure))):
+            return sure, None
+        even = msgspec.structs.replace(workload, sure=0.5)
+        likely = _as_sure(sure.surveyed, self.priced, even, no_progress)
+        if likely.answer is None or not _costs_more(sure.answer, likely.answer.usd_per_hour):
+            return sure, None
+        # By the estimates another stack may be the better one.
+        other = _as_sure(of_one_stack(self.everything, scaling_of(even)), self.priced, even, no_progress)
+        best, usd = (other, other.answer) if other.answer else (likely, likely.answer)
+        return best, alternative(sure.asked, sure.answer, usd.usd_per_hour) or NO_FLEET
+
+    def _answered(self, with_rivals: bool) -> tuple[Plan, Choice, Solution, WorldScaling, dict[str, Alternative]]:
+        """The fleet, confirmed where that is asked for and can be, with how its estimates are read; and vendors' own,
+        simulated as well."""
+        size = self.sized
+        assert size.answer is not None, "asked only where there is one"
+        seen = self.confirming.confirmed(with_rivals) if self.confirming else None
+        if seen is None:
+            bare = replace(self.bare, search_failed=self.confirming is not None)
+            return bare, size.asked, size.answer, WorldScaling(size.workload, size.each), {}
+        agreed, rivals = seen
+        held = Confirmation(agreed.simulations, correction=dict(agreed.asked.correction))
+        bare = replace(self.bare, simulated=agreed.classes, confirmed=held)
+        return bare, agreed.asked, agreed.answer, agreed.question.scaling, rivals
+
+    def alone(self) -> Plan:
+        """The fleet, and nothing beside it."""
+        if self.sized.answer is None:
+            return self._obstructed()
+        bare, asked, answer, _, _ = self._answered(False)
+        return replace(bare, fleet=fleet_plan(asked, answer, self.sized.workload))
+
+    def _obstructed(self) -> Plan:
+        return replace(self.bare, obstacles=obstacles(self.everything, self.sized.asked, self.workload))
+
+    def whole(self) -> Plan:
+        """With the fleets beside it, what would change it, and what preflight says of its pools."""
+        catalog, workload, gate = self.catalog, self.workload, self.gate
+        found = self._obstructed() if self.sized.answer is None else self._with_rivals()
+        pools = found.fleet.pools if found.fleet else []
+        found = replace(
+            found,
+            readiness={pool.name: gate.readiness(pool.deployment.decode) for pool in pools},
+            measured={pool.name: measured_words(catalog, pool) for pool in pools},
+            passed_over=[PassedOver(*key, tuple(names)) for key, names in gate.passed_over.items()],
+            will_not_run=gate.left_out(),
+        )
+        if found.fleet is None:
+            return found
+        worth = found.worth_measuring
+        used, corrected = set(found.fleet.gpus), found.confirmed.correction if found.confirmed else {}
+        others = Others(catalog, workload, self.priced, used, found.closed_form_usd_per_hour, corrected)
+        return replace(
+            found,
+            measure_commands=worth.commands(gate.readiness(worth.deployment)) if worth else [],
+            power=fleet_power(catalog, workload, found.fleet),
+            guide=guide(catalog, workload, pools),
+            mixture=mixture(catalog, workload, self.priced, found.fleet),
+            lighter=others.lighter_formats(self.everything),
+            memory=others.memory_steps(_rivals(found, used)),
+        )
+
+    def _with_rivals(self) -> Plan:
+        sized, surveyed = self.sized.workload, self.sized.surveyed
+        bare, asked, answer, scaling, rivals = self._answered(True)
+        self.on_progress(0, 0, "the fleets beside it, and what would change the answer")
+
+        def bears(model: str, pools: Sequence[PoolPlan]) -> float:
+            self.on_progress(0, 0, f"simulating {model} with prefill and decode apart")
+            return times_borne(self.catalog, sized, model, pools, scaling, asked.peak)
+
+        seen = bare.confirmed is not None
+        looked = outlooks(self.catalog, sized, surveyed, asked, answer, scaling, bears) if seen else unlooked(sized)
+        found = _with_alternatives(surveyed, asked, answer, bare, scaling, rivals)
+        if seen:
+            self.on_progress(0, 0, "with stacks that nobody measured there")
+            usd = found.closed_form_usd_per_hour
+            unmeasured = with_unmeasured(self.catalog, sized, self.gate, asked, scaling, usd)
+            found = replace(found, unmeasured=unmeasured)
+        return replace(found, workload=self.workload, too_dear=self.too_dear, outlooks=looked)
 
 
 def _rivals(found: Plan, used: set[str]) -> list[str]:
@@ -360,176 +422,20 @@ def _rivals(found: Plan, used: set[str]) -> list[str]:
     return [max(gpus, key=lambda name: gpus[name]) for gpus in fleets if gpus]
 
 
-def _best_plan(
-    catalog: Catalog, workload: Workload, priced: Market, made: str, everything: list[Survey], gate: Gate,
-    on_progress: OnProgress, confirm: bool, alone: bool,
-) -> Plan:  # fmt: skip
-    surveyed = of_one_stack(everything, scaling_of(workload))
-    asked, answer, each = _as_sure(surveyed, priced, workload, on_progress)
-    considered = sum(len(one.deployments) for one in everything)
-    sized, dear = workload, None
-    if workload.sureness > 0.5:
-        even = msgspec.structs.replace(workload, sure=0.5)
-        likely, cheap, half = asked, None, workload.sureness
-        if answer is None or answer.usd_per_hour > _MOST_TO_BE_SURE * _least_by_estimates(surveyed, asked):
-            likely, cheap, half = _as_sure(surveyed, priced, even, no_progress)
-        if cheap is not None and (answer is None or answer.usd_per_hour > _MOST_TO_BE_SURE * cheap.usd_per_hour):
-            # By the estimates another stack may be the better one.
-            others = of_one_stack(everything, scaling_of(even))
-            again = _as_sure(others, priced, even, no_progress)
-            if again[1] is not None:
-                surveyed, (likely, cheap, half) = others, (again[0], again[1], again[2])
-            dear = alternative(asked, answer, cheap.usd_per_hour) or NO_FLEET
-            sized, asked, answer, each = even, likely, cheap, half
-    if answer is None:
-        return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
-    bare = Plan(sized, made, priced, None, [], considered)
-    seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress, not alone) if confirm else None
-    scaling = WorldScaling(sized, each)
-    rivals: dict[str, Alternative] = {}
-    if seen is None:
-        bare = replace(bare, search_failed=confirm)
-    else:
-        agreed, rivals = seen
-        held = Confirmation(agreed.simulations, correction=dict(agreed.asked.correction))
-        bare = replace(bare, simulated=agreed.classes, confirmed=held)
-        asked, answer, scaling = agreed.asked, agreed.answer, agreed.question.scaling
-    if alone:
-        return replace(bare, fleet=fleet_plan(asked, answer, sized))
-    on_progress(0, 0, "the fleets beside it, and what would change the answer")
-
-    def bears(model: str, pools: Sequence[PoolPlan]) -> float:
-        on_progress(0, 0, f"simulating {model} with prefill and decode apart")
-        return times_borne(catalog, sized, model, pools, scaling, asked.peak)
-
-    looked = outlooks(catalog, sized, surveyed, asked, answer, scaling, bears) if seen else unlooked(sized)
-    found = _with_alternatives(surveyed, asked, answer, bare, scaling, rivals)
-    if seen is not None:
-        on_progress(0, 0, "with stacks that nobody measured there")
-        usd = found.closed_form_usd_per_hour
-        found = replace(found, unmeasured=with_unmeasured(catalog, sized, gate, asked, scaling, usd))
-    return replace(found, workload=workload, too_dear=dear, outlooks=looked)
+def _costs_more(fleet: Solution | None, usd_per_hour: float) -> bool:
+    """Too many times as much, to be sure; or there is no such fleet."""
+    return fleet is None or fleet.usd_per_hour > _MOST_TO_BE_SURE * usd_per_hour
 
 
-def _least_by_estimates(surveyed: list[Survey], asked: Choice) -> float:
+def _least_by_estimates(sure: _Sized) -> float:
     """What no fleet costs less than by the estimates themselves."""
-    read = asked.by(offers(surveyed, EstimateScale.none, peak=asked.peak))
+    read = sure.asked.by(offers(sure.surveyed, EstimateScale.none, peak=sure.asked.peak))
     return least_usd_per_hour(read.problem, np.ones(len(read.problem.gpus), bool))
 
 
-def _confirmed(
-    catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress,
-    with_rivals: bool,
-) -> tuple[Confirmed, dict[str, Alternative]] | None:  # fmt: skip
-    """The cheapest of all fleets that simulation confirms; and, simulated as well, the best that each vendor alone has
-    beside it.
-
-    Where a fleet is proposed that rests on more estimates than the closed form's did and is less sure for it, the
-    search goes on with each estimate surer, and among fleets of one accelerator and stack alone, which need not be.
-    """
-    by_sureness: dict[float, Offers] = {}
-    shown = Shown(catalog, workload, asked.peak)
-
-    def put(sure: float, family: tuple[str, str] | None = None, vendor: str | None = None) -> Question:
-        scaling = WorldScaling(workload, sure)
-        if sure not in by_sureness:
-            by_sureness[sure] = offers(surveyed, scaling, peak=asked.peak)
-        everything = _only(by_sureness[sure], family, vendor)
-        # Of one vendor alone no share is asked for others.
-        free = asked.with_vendor_share(np.zeros_like(asked.problem.vendor_share)) if vendor else asked
-        same = (sure, family, vendor) == (each, None, None)
-        return Question(everything, asked if same else free.by(everything), scaling, family, vendor)
-
-    def surer(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
-        errors = JointErrors(surveyed, corrected, question.scaling)
-        together = errors.each_sure(fleet, workload.sureness)
-        enough = errors.enough(fleet) >= workload.sureness - _NEARLY
-        return None if enough or together <= question.scaling.sure else put(together, None, question.vendor)
-
-    def searched(
-        vendor: str | None = None, below: float = np.inf, tolerance: float = TOLERANCE
-    ) -> tuple[Search, Proposal | None]:
-        # Of a vendor's fleets those of one accelerator, below, are the likelier ones.
-        left = REQUESTS // (4 if vendor else 1)
-        search = Search(shown, put(each, None, vendor), surer=surer, on_progress=on_progress, left=left)
-        best = search.run(below, tolerance)
-        least = search.bound_usd_per_hour
-        near = least < _NEAR * below / MOST_TIMES
-        if vendor and near and (best is None or best.usd_per_hour > _LOOSE * least):
-            # A rival that comes near the answer and may be far too dear would mislead.
-            search.left += REQUESTS // 4
-            best = search.run(below, tolerance)
-        if vendor or search.question.scaling.sure > workload.sureness:
-            for number, (family, bound) in enumerate(family_bounds(search, put(workload.sureness, None, vendor))):
-                least = min(below, best.usd_per_hour if best else np.inf)
-                # A rival's fleet of one accelerator is looked for whatever the mixtures before have cost.
-                left = max(search.left, REQUESTS // 4 if vendor and number < _FAMILIES else 0)
-                if bound < least * (1.0 - tolerance) and left > 0:
-                    alone = Search(shown, put(workload.sureness, family, vendor), on_progress=on_progress, left=left)
-                    alone.run(least, tolerance)
-                    search.left = alone.left
-                    search.bound_usd_per_hour = min(search.bound_usd_per_hour, alone.bound_usd_per_hour)
-                    best = shown.answering(search.question)
-        return search, best
-
-    search, best = searched()
-    rivals: dict[str, Proposal] = {}
-    for vendor in asked.market.vendors if with_rivals else ():
-        if best is None or not put(each, None, vendor).everything.columns:
-            continue
-        on_progress(0, 0, f"{vendor} alone")
-        _, rival = searched(vendor, MOST_TIMES * best.usd_per_hour, RIVALS_TOLERANCE)
-        if rival is not None:
-            rivals[vendor] = rival
-    best = shown.answering(search.question)
-    if best is None:
-        return None
-    seen = search.confirmed(best)
-    paid = seen.answer.usd_per_hour
-    beside = {
-        vendor: Alternative(proposal.gpus, proposal.usd_per_hour, proposal.usd_per_hour / paid - 1.0, confirmed=True)
-        for vendor, proposal in rivals.items()
-        if proposal.usd_per_hour >= paid and seen.vendors != {vendor}
-    }
-    return _beside_others(seen, surveyed) if seen.question.family or seen.question.vendor else seen, beside
-
-
-def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
-    """The same fleet in the question with the other accelerators in it again, for what stands beside it."""
-    family, vendor = seen.question.family, seen.question.vendor
-    offered = offers(surveyed, seen.question.scaling, peak=seen.asked.peak).corrected(seen.asked.correction)
-    strange = [i for i, column in enumerate(offered.columns) if not _is_of(column, family, vendor)]
-    others, mine, answer = undominated(offered.only(np.array(strange, np.int64))), seen.asked.offers, seen.answer
-    none = np.zeros((len(others.columns), answer.share.shape[1]))
-    wider = replace(
-        answer,
-        replicas=np.concatenate([answer.replicas, np.zeros(len(none), answer.replicas.dtype)]),
-        share=np.concatenate([answer.share, none]),
-    )
-    return replace(seen, asked=seen.asked.with_offers(mine.beside(others)), answer=wider)
-
-
-def _only(offered: Offers, family: tuple[str, str] | None, vendor: str | None) -> Offers:
-    """Those of one accelerator and stack, or of one vendor, or all."""
-    if family is None and vendor is None:
-        return offered
-    mine = [i for i, column in enumerate(offered.columns) if _is_of(column, family, vendor)]
-    return offered.only(np.array(mine, np.int64))
-
-
-def _is_of(column: Column, family: tuple[str, str] | None, vendor: str | None) -> bool:
-    made = column.deployment.decode
-    return (family is None or family_of(made) == family) and (vendor is None or made.accelerator.vendor == vendor)
-
-
-def _as_sure(
-    surveyed: list[Survey], priced: Market, workload: Workload, on_progress: OnProgress
-) -> tuple[Choice, Solution | None, float]:
-    """The cheapest fleet that is enough as often as the workload asks, and how sure each estimate is taken to be.
-
-    One estimate is taken at that quantile of its error. Where a fleet rests on several that may each be wrong, all of
-    them hold less often, so each is taken as far as makes them sure together.
-    """
+def _as_sure(surveyed: list[Survey], priced: Market, workload: Workload, on_progress: OnProgress) -> _Sized:
+    """One estimate is taken at the quantile of its error that the workload asks for. Where a fleet rests on several
+    that may each be wrong, all of them hold less often, so each is taken as far as makes them sure together."""
     sure = workload.sureness
     scaling = WorldScaling(workload, sure)
 
@@ -540,7 +446,7 @@ def _as_sure(
     on_progress(0, 0, f"{len(asked.offers.columns)} pools to choose from")
     answer = solve(asked.problem)
     if answer is None:
-        return asked, None, sure
+        return _Sized(workload, surveyed, asked, None, sure)
     if first := alternative(asked, answer, answer.usd_per_hour):
         # Whoever waits has a number before all that stands beside it.
         on_progress(0, 0, f"{dollars(first.usd_per_hour)} an hour so far: {first.label}")
@@ -549,23 +455,22 @@ def _as_sure(
         errors = JointErrors(surveyed, asked, scaling)
         surer = errors.each_sure(answer, sure)
         if surer <= each or errors.enough(answer) >= sure:
-            return asked, answer, each
+            return _Sized(workload, surveyed, asked, answer, each)
         # A fleet of more pools rests on more estimates, and each of them must be surer still.
         scaling = WorldScaling(workload, surer)
         again = read(scaling)
         solution = solve_beside(again.problem)
         if solution is None:
             # Limits leave no room for that; then the answer says how sure it is.
-            return asked, answer, each
+            return _Sized(workload, surveyed, asked, answer, each)
         asked, answer, each = again, solution, surer
 
 
 def _with_alternatives(
     surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: WorldScaling,
-    simulated: Mapping[str, Alternative] | None = None,
+    simulated: Mapping[str, Alternative],
 ) -> Plan:  # fmt: skip
     """`simulated`: the best of a vendor alone, where simulation has confirmed it."""
-    simulated = simulated or {}
     workload, errors = bare.workload, JointErrors(surveyed, asked, scaling)
     alone, without = single_vendor(asked), without_each(asked, answer)
     by_policy = bool(np.any(asked.problem.vendor_share > 0))
@@ -574,9 +479,9 @@ def _with_alternatives(
     rivals = near_ones_simplified(asked.problem, rivals, workload.constraints.simplicity)
     alone = {vendor: rivals.get(vendor, one) for vendor, one in alone.items()}
     if bare.confirmed:
-        cheapest = answer
+        least = answer
     else:
-        cheapest, best = simplest(rivals, workload.constraints.simplicity, () if by_policy else alone.values())
+        least, best = simplest(rivals, workload.constraints.simplicity, () if by_policy else alone.values())
         answer = tidied(asked.problem, replace(best, bound_usd_per_hour=answer.bound_usd_per_hour))
     without = without_each(asked, answer, rivals)
     known = np.zeros(len(asked.problem.gpus), bool)
@@ -585,8 +490,9 @@ def _with_alternatives(
             known |= solution.replicas > 0
     fleet = fleet_plan(asked, answer, workload)
     # Like with like: what no simulation has confirmed is compared with the answer's accelerators by closed forms.
-    kinds = set(fleet.gpus)
-    same = solve(asked.problem, asked.allowing(lambda item: item.id in kinds), quickly=True) if bare.confirmed else None
+    bought = fleet.gpus.keys()
+    mine = asked.allowing(lambda item: item.id in bought)
+    same = solve(asked.problem, mine, quickly=True) if bare.confirmed else None
     basis = same if same and same.usd_per_hour < answer.usd_per_hour else answer
     cost = basis.usd_per_hour
     likely, worth = _by_estimates(surveyed, asked, answer, workload) if workload.sureness > 0.5 else (None, None)
@@ -600,6 +506,10 @@ def _with_alternatives(
     used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
     if len(used) == 1 and bare.confirmed:
         vendors[used.pop()] = Alternative(fleet.gpus, fleet.usd_per_hour, 0.0, confirmed=True)
+    # What stands further off is looked for among the accelerators of these fleets.
+    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
+    near, wider = (of_accelerators(surveyed, some) for some in (kinds, kinds | set(likely.gpus if likely else ())))
+    flips = (*leaving(asked, basis, without), *entering(asked, basis, known))
     return replace(
         bare,
         fleet=fleet,
@@ -607,20 +517,16 @@ def _with_alternatives(
         drafts=drafting_pools(surveyed, asked, answer, fleet.pools, scaling_of(workload)),
         single_vendor=vendors,
         runner_up=runner_up,
-        cheaper=alternative(asked, cheapest, cost) if cheapest.usd_per_hour < cost * (1.0 - 1e-6) else None,
+        cheaper=alternative(asked, least, cost) if least.usd_per_hour < cost * (1.0 - 1e-6) else None,
         uncertainty=errors.uncertainty(answer),
-        flips=[
-            flip
-            for flip in (*leaving(asked, basis, without), *entering(asked, basis, known))
-            if not flip.becomes.is_absurd
-        ],
-        lengths=[_length(surveyed, asked, basis, workload, known, factor) for factor in _LENGTHS],
+        flips=[flip for flip in flips if not flip.becomes.is_absurd],
+        lengths=[_length(near, asked, basis, workload, factor) for factor in _LENGTHS],
         years=_years(asked, answer, workload, known, cost),
         by_estimates=likely,
         worth_measuring=worth,
-        sureness=_sureness(surveyed, asked, answer, workload, known, likely, errors),
+        sureness=_sureness(wider, asked, answer, workload, likely, errors),
         binding=bindings(asked, basis, workload),
-        targets=target_prices(surveyed, asked, answer, known, scaling_of(workload), bare.simulated),
+        targets=target_prices(near, asked, answer, scaling_of(workload), bare.simulated),
         simulated=[_with_predicted(simulated_class, asked, answer) for simulated_class in bare.simulated],
     )
 
@@ -651,32 +557,26 @@ def _by_estimates(
 ) -> tuple[Alternative | None, Worth | None]:
     """The fleet by the estimates themselves, and the measurement that would go furthest towards it."""
     read = asked.by(offers(surveyed, EstimateScale.none, peak=asked.peak))
-    likely = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
-    return likely, worth_measuring(asked, read, answer, scaling_of(workload))
+    return cheapest(read, answer.usd_per_hour), worth_measuring(asked, read, answer, scaling_of(workload))
 
 
 def _sureness(
-    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask,
-    likely: Alternative | None, errors: JointErrors,
+    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, likely: Alternative | None,
+    errors: JointErrors,
 ) -> list[Sureness]:  # fmt: skip
-    """What fleets cost that are less or more sure, of the accelerators of the fleets known by then."""
+    """What fleets cost that are less or more sure."""
     if errors.uncertainty(answer) is None:
         return []
-    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
-    kinds |= set(likely.gpus) if likely else set()
-    some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
     surenesses = []
     ours = alternative(asked, answer, answer.usd_per_hour)
     for sure in sorted({*_SURE, workload.sureness}):
-        fleet: Alternative | None
         if sure == workload.sureness:
             fleet = ours
         elif sure == 0.5:
             fleet = likely
         else:
             scaling = WorldScaling(workload, errors.each_sure(answer, sure))
-            read = asked.by(offers(some, scaling, peak=asked.peak))
-            fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+            fleet = cheapest(asked.by(offers(surveyed, scaling, peak=asked.peak)), answer.usd_per_hour)
         # What is surer than asked is sure enough; and what is surer than the answer, which holds, costs no less.
         dearer = fleet is not None and fleet.usd_per_hour > answer.usd_per_hour
         if fleet is not None and sure != workload.sureness and dearer == (sure < workload.sureness):
@@ -685,14 +585,10 @@ def _sureness(
     return surenesses
 
 
-def _length(
-    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, known: Mask, factor: float
-) -> PromptLength:
-    """The fleet if prompts were so many times as long, of the accelerators of the fleets known by then."""
-    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
-    again = [survey([d for d in one.deployments if d.accelerator.id in kinds], longer(one, factor)) for one in surveyed]
-    read = asked.by(offers(again, scaling_of(workload), peak=asked.peak))
-    fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+def _length(surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload, factor: float) -> PromptLength:
+    """The fleet if prompts were so many times as long."""
+    again = [survey(one.deployments, longer(one, factor)) for one in surveyed]
+    fleet = cheapest(asked.by(offers(again, scaling_of(workload), peak=asked.peak)), answer.usd_per_hour)
     return PromptLength(factor, fleet, fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 
 
@@ -703,8 +599,7 @@ def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask, cos
     years = []
     for year in range(1, workload.horizon_years + 1):
         times = growth ** (year - 1)
-        bigger = replace(asked.problem, demand=asked.problem.demand * times)
-        solution = answer if times == 1.0 else solve(bigger, known, quickly=True)
-        fleet = alternative(asked, solution, answer.usd_per_hour if times == 1.0 else cost)
-        years.append(Year(year, today * max(growth, 1.0) * times, fleet))
+        bigger = replace(asked, problem=replace(asked.problem, demand=asked.problem.demand * times))
+        same = alternative(asked, answer, answer.usd_per_hour) if times == 1.0 else None
+        years.append(Year(year, today * max(growth, 1.0) * times, same or cheapest(bigger, cost, known)))
     return years

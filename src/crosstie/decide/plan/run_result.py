@@ -1,6 +1,12 @@
-"""What one run of a simulation is asked, and what it gives: plain data, the same from any process or machine."""
+"""What one run of a simulation is asked, and what it gives: plain data, the same from any process or machine; runs that
+differ by their seed alone as one; and what the simulation of a plan says of a class.
+"""
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -172,3 +178,116 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool:
         return self.unsteady is None and all(class_result.holds is not False for class_result in self.classes)
+
+
+T = TypeVar("T")
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class SeedSpread:
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverSeeds(Generic[T]):
+    """A run, or a part of it, as each seed has it."""
+
+    each: Sequence[T]
+
+    @property
+    def first(self) -> T:
+        """For what no seed changes."""
+        return self.each[0]
+
+    def part(self, of: Callable[[T], Part]) -> "OverSeeds[Part]":
+        return OverSeeds([of(one) for one in self.each])
+
+    def mean(self, of: Callable[[T], float]) -> float:
+        return fmean(map(of, self.each))
+
+    def total(self, of: Callable[[T], int]) -> int:
+        return sum(map(of, self.each))
+
+    def spread(self, of: Callable[[T], float | None]) -> SeedSpread | None:
+        """None: in at least one seed there is no such number."""
+        values = [value for value in map(of, self.each) if value is not None]
+        return SeedSpread(fmean(values), min(values), max(values)) if len(values) == len(self.each) else None
+
+
+def over_seeds(runs: Sequence[Run]) -> list[OverSeeds[Run]]:
+    """Those of one fleet under one policy and load together, in the order in which the first of each came."""
+    groups: dict[tuple[object, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.label, run.load, run.policy, run.knows_lengths), []).append(run)
+    return [OverSeeds(group) for group in groups.values()]
+
+
+def classes_of(runs: OverSeeds[Run]) -> list[OverSeeds[ClassResult]]:
+    return [OverSeeds(classes) for classes in zip(*(run.classes for run in runs.each), strict=True)]
+
+
+def holding(runs: OverSeeds[Run] | OverSeeds[ClassResult]) -> int:
+    """In how many of the seeds the targets hold."""
+    return sum(bool(one.holds) for one in runs.each)
+
+
+def at_target(latency: OverSeeds[Latency]) -> SeedSpread | None:
+    return latency.spread(lambda one: one.at_target)
+
+
+def worst(runs: OverSeeds[Run]) -> float | None:
+    """The farthest that any class is over a target, at its percentile; below 1 all hold. None: no end."""
+    ratios = [0.0]
+    for kind in classes_of(runs):
+        for latency in (kind.part(lambda one: one.ttft_s), kind.part(lambda class_result: class_result.tpot_s)):
+            target = latency.first.target
+            if target is not None and kind.total(lambda class_result: class_result.requests):
+                reached = at_target(latency)
+                if reached is None:
+                    return None
+                ratios.append(reached.mean / target.seconds)
+    return max(ratios)
+
+
+# Whatever percentile a class asks for, a fleet that is bought for this traffic turns away no more than so many. Classes
+# without a target of TTFT are served, not parked: no more than that may wait for longer than this.
+MAY_BE_UNSERVED, PARKED_S = 0.02, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedClass:
+    """A class as simulated: its latencies at the percentiles of its targets, None where it has none."""
+
+    name: str
+    requests: int
+    ttft_s: float | None
+    tpot_s: float | None
+    ttft: Target | None
+    tpot: Target | None
+    # Shares of its requests that keep each target: as simulated, and as the closed form has them at this load.
+    keeps_ttft: float | None = None
+    keeps_tpot: float | None = None
+    predicted_ttft: float | None = None
+    predicted_tpot: float | None = None
+    # Of those sent, turned away because no replica had room in time; they count as late.
+    refused: float = 0.0
+    # Without a target of TTFT, those that waited for longer than `PARKED_S`, or were turned away.
+    parked: float = 0.0
+    # Whether it would hold in another run, too: misses are below those allowed by more than chance, and no requests
+    # pile up.
+    steady: bool = True
+    # Whether its looks leave no doubt of that.
+    decided: bool = True
+
+    @property
+    def holds(self) -> bool:
+        pairs = ((self.ttft_s, self.ttft), (self.tpot_s, self.tpot))
+        served = max(self.refused, self.parked) <= MAY_BE_UNSERVED
+        return (
+            self.steady
+            and served
+            and all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
+        )

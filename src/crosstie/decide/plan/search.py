@@ -25,8 +25,8 @@ from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.optimise import Choice, least_usd_per_hour, simplify
 from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.run_result import SimulatedClass
 from crosstie.decide.plan.scaling import Reading, WorldScaling
-from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
 from crosstie.decide.plan.trials import HOPELESS, LONG, SHORT, FleetRun, PoolKey, RunKey, Trials, Verdict, pool_key

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Solution
-from crosstie.decide.plan.rows import Rows, Undecided, run_highs
+from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Rows, Solution, Undecided, run_highs
 
 # Of fleets that cost the same, as in whole nodes many do, the one with the least GPU time at work is the answer: so
 # much of its worth counts as cost. Without that it would be whichever the solver came to, which hangs on the last bits
@@ -25,13 +24,12 @@ _BEYOND_ANY_FLEET = 1e12
 
 
 def solve(
-    problem: Programme, allowed: Mask | None = None, *, minimise: str = "cost", quickly: bool = False,
-    bounded: bool = False,
-) -> Solution | None:  # fmt: skip
+    problem: Programme, allowed: Mask | None = None, *, quickly: bool = False, bounded: bool = False
+) -> Solution | None:
     """The best fleet of the allowed columns, or None where there is none.
 
-    `minimise`: "cost", or "power" to learn what the least power would be. `quickly`: a good fleet will do,
-    and where none was found and none ruled out there is none; its bound is that of whole nodes where that is `bounded`.
+    `quickly`: a good fleet will do, and where none was found and none ruled out there is none; its bound is that of
+    whole nodes where that is `bounded`.
     """
     usable = problem.rate.max(axis=1, initial=0.0) > 0
     if allowed is not None:
@@ -40,31 +38,31 @@ def solve(
     if not np.all((problem.rate[columns] > 0).any(axis=0)):
         return None
     if not quickly:
-        return _one_of_alike(problem, columns, minimise, False, True)
+        return _one_of_alike(problem, columns, False, True)
     try:
         solution = None
-        if not problem.is_coupled and minimise == "cost":
-            solution = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True, bounded)
-        return solution or _one_of_alike(problem, columns, minimise, True, bounded)
+        if not problem.is_coupled:
+            solution = _one_of_alike(problem, _near_the_best(problem, columns), True, bounded)
+        return solution or _one_of_alike(problem, columns, True, bounded)
     except Undecided:
         return None
 
 
-def solve_beside(problem: Programme, *, minimise: str = "cost") -> Solution | None:
+def solve_beside(problem: Programme) -> Solution | None:
     """The best fleet for a question beside another; None where it was not decided, too: what stands beside an answer
     never takes the answer away."""
     try:
-        return solve(problem, minimise=minimise)
+        return solve(problem)
     except Undecided:
         return None
 
 
-def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: bool, bounded: bool) -> Solution | None:
+def _one_of_alike(problem: Programme, columns: Indices, quickly: bool, bounded: bool) -> Solution | None:
     """The best fleet in which of columns that are alike only one has replicas: the one that had most, as it turns out.
 
     The bound is that of all columns together.
     """
-    best = solution = _solve(problem, columns, minimise, quickly, bounded)
+    best = solution = _solve(problem, columns, quickly, bounded)
     while solution is not None and best is not None and len(problem.alike):
         used = np.flatnonzero(solution.replicas)
         most: dict[int, int] = {}
@@ -78,7 +76,7 @@ def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: 
         columns = np.array(
             [c for c in columns if int(problem.alike[c]) not in twice or c == widest[int(problem.alike[c])]], np.int64
         )
-        solution = _solve(problem, columns, minimise, quickly, bounded)
+        solution = _solve(problem, columns, quickly, bounded)
     return solution
 
 
@@ -89,34 +87,30 @@ def _widest(problem: Programme, columns: Indices, kind: int) -> int:
     return int(mine[np.lexsort((rate.sum(axis=1), (rate > 0).sum(axis=1)))[-1]])
 
 
-def _solve(problem: Programme, columns: Indices, minimise: str, quickly: bool, bounded: bool) -> Solution | None:
+def _solve(problem: Programme, columns: Indices, quickly: bool, bounded: bool) -> Solution | None:
     replicas = np.zeros(len(problem.gpus), np.int64)
     share = np.zeros_like(problem.rate)
     bound = 0.0
-    by_power = minimise == "power"
-    for some, parts in _pieces(problem, columns, problem.watts if by_power else problem.usd_per_hour):
-        found = _piece(problem.only(some, parts), minimise, quickly, bounded)
+    for some, parts in _pieces(problem, columns):
+        found = _piece(problem.only(some, parts), quickly, bounded)
         if found is None:
             return None
         replicas[some], share[np.ix_(some, parts)] = found[:2]
         bound += found[2]
     # What is at work is worth no more than what is paid for, or on hand.
     on_hand = float((problem.inventory * problem.usd_per_hour).sum())
-    return problem.fleet(replicas, share, 0.0 if by_power else max(bound - WORK * on_hand, 0.0) / (1.0 + WORK))
+    least = 0.0 if problem.by_power else max(bound - WORK * on_hand, 0.0) / (1.0 + WORK)
+    return problem.fleet(replicas, share, least)
 
 
-def _pieces(problem: Programme, columns: Indices, price: Array) -> list[tuple[Indices, Indices]]:
-    """Columns and parts that have nothing to do with one another: models, as long as no limit joins them.
-
-    `price`: by accelerator, of what is to be least.
-    """
+def _pieces(problem: Programme, columns: Indices) -> list[tuple[Indices, Indices]]:
+    """Columns and parts that have nothing to do with one another: models, as long as no limit joins them."""
     everything = np.arange(len(problem.demand))
     if problem.is_coupled:
         return [(columns, everything)]
     serves = problem.rate[columns] > 0
     return [
-        (worth_their_price(problem, columns[serves[:, parts].any(axis=1)], price), parts)
-        for parts in _groups_of_parts(serves)
+        (worth_their_price(problem, columns[serves[:, parts].any(axis=1)]), parts) for parts in _groups_of_parts(serves)
     ]
 
 
@@ -128,13 +122,13 @@ def _near_the_best(problem: Programme, columns: Indices) -> Indices:
     return np.asarray(columns[((each <= _NEAR * each.min(axis=0)) | smaller).any(axis=1)])
 
 
-def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Indices:
+def worth_their_price(problem: Programme, columns: Indices) -> Indices:
     """Without columns for which so many replicas of another take as much of everything for no more of the price.
 
     This loses no fleet as long as nothing else limits it.
     """
     rate = problem.rate[columns]
-    cost = (price[problem.accelerator] * problem.gpus)[columns]
+    cost = (problem.price[problem.accelerator] * problem.gpus)[columns]
     keeps = problem.keeps(columns)
     # Best first, so that most fall to the first few they meet.
     order = np.argsort(-(rate / cost[:, None]).sum(axis=1), kind="stable")
@@ -152,23 +146,23 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
 _Found = tuple[Indices, Array, float]
 
 
-def _piece(problem: Programme, minimise: str, quickly: bool, bounded: bool) -> _Found | None:
+def _piece(problem: Programme, quickly: bool, bounded: bool) -> _Found | None:
     if np.count_nonzero(problem.rate) <= _LARGE:
-        return _mixed(problem, minimise)
+        return _mixed(problem)
     rows = Rows(problem)
-    objective = _objective(rows, minimise)
+    objective = _objective(rows)
     relaxed = run_highs(rows, objective, GAP, relaxed=True)
     if relaxed.values is None:
         return None
     bound = max(relaxed.bound, _bound_in_nodes(rows, objective)) if bounded else relaxed.bound
     used = relaxed.values[: rows.first_share] > 1e-6
-    nearest = np.argsort(-np.where(used, np.inf, _worth(rows, relaxed.duals, minimise)), kind="stable")
+    nearest = np.argsort(-np.where(used, np.inf, _worth(rows, relaxed.duals)), kind="stable")
     alone, best, least = _best_alone(problem), None, np.inf
     for few in (_FEW_COLUMNS,) if quickly else (_FEW_COLUMNS, _MORE_COLUMNS):
         tried = [np.unique(np.concatenate((nearest[: max(few, int(used.sum()))], *alone))), *alone[:1]]
         for columns in tried:
-            found = _of_columns(problem, columns, minimise)
-            if found is not None and (amount := _amount(problem, found[0], minimise)) < least * (1.0 - 1e-9):
+            found = _of_columns(problem, columns)
+            if found is not None and (amount := _amount(problem, found[0])) < least * (1.0 - 1e-9):
                 best, least = found, amount
             # Where a search has ended early, one accelerator by itself is known to do.
             if best is not None and least <= best[2] * (1.0 + MANY_PARTS_GAP):
@@ -176,7 +170,7 @@ def _piece(problem: Programme, minimise: str, quickly: bool, bounded: bool) -> _
         if least <= _ABOVE * bound:
             break
     # None: limits that whole replicas of these columns cannot keep.
-    return (*best[:2], bound) if best else _mixed(problem, minimise)
+    return (*best[:2], bound) if best else _mixed(problem)
 
 
 def _bound_in_nodes(rows: Rows, objective: Array) -> float:
@@ -189,9 +183,9 @@ def _bound_in_nodes(rows: Rows, objective: Array) -> float:
         return 0.0
 
 
-def _of_columns(problem: Programme, columns: Indices, minimise: str) -> _Found | None:
+def _of_columns(problem: Programme, columns: Indices) -> _Found | None:
     """The best fleet of some columns, as one of all."""
-    found = _mixed(problem.only(columns, np.arange(len(problem.demand))), minimise)
+    found = _mixed(problem.only(columns, np.arange(len(problem.demand))))
     if found is None:
         return None
     replicas, share = np.zeros(len(problem.gpus), np.int64), np.zeros_like(problem.rate)
@@ -199,10 +193,10 @@ def _of_columns(problem: Programme, columns: Indices, minimise: str) -> _Found |
     return replicas, share, found[2]
 
 
-def _amount(problem: Programme, replicas: Indices, minimise: str) -> float:
+def _amount(problem: Programme, replicas: Indices) -> float:
     """What a fleet is to have least of."""
     fleet = problem.fleet(replicas, np.zeros_like(problem.rate))
-    return fleet.watts if minimise == "power" else fleet.usd_per_hour
+    return fleet.watts if problem.by_power else fleet.usd_per_hour
 
 
 def _best_alone(problem: Programme) -> list[Indices]:
@@ -211,7 +205,7 @@ def _best_alone(problem: Programme) -> list[Indices]:
 
     The relaxation divides replicas and nodes: of little traffic, which leaves most of a node idle, it knows nothing.
     """
-    groups, found = _groups_of_parts(problem.rate > 0), []
+    groups, found, no_shares = _groups_of_parts(problem.rate > 0), [], np.zeros_like(problem.rate)
     for kind in range(len(problem.usd_per_hour)):
         best, replicas = [], np.zeros(len(problem.gpus), np.int64)
         for parts in groups:
@@ -223,7 +217,7 @@ def _best_alone(problem: Programme) -> list[Indices]:
             best.append(mine[fewest])
             replicas[mine[fewest]] = needed[fewest]
         else:
-            found.append((_amount(problem, replicas, "cost"), np.array(best, np.int64)))
+            found.append((problem.fleet(replicas, no_shares).usd_per_hour, np.array(best, np.int64)))
     return [columns for _, columns in sorted(found, key=lambda one: one[0])]
 
 
@@ -240,47 +234,47 @@ def _groups_of_parts(serves: Mask) -> list[Indices]:
     return found
 
 
-def _worth(rows: Rows, duals: Array, minimise: str) -> Array:
+def _worth(rows: Rows, duals: Array) -> Array:
     """By column: what a replica would earn at the relaxation's prices of the parts, over what it costs; 1 at most."""
     problem = rows.problem
     count = len(problem.demand)
     earned = np.repeat(duals[:count][None, :], len(problem.gpus), axis=0)
     for percentile, dual in zip(problem.percentiles, duals[count:], strict=False):
         earned[:, percentile.parts] += dual * percentile.weight * problem.kept[percentile.kept][:, percentile.parts]
-    price = problem.watts if minimise == "power" else problem.usd_per_hour
-    each = np.maximum(price[problem.accelerator] * problem.gpus, 1e-9)
+    each = np.maximum(problem.price[problem.accelerator] * problem.gpus, 1e-9)
     return np.asarray((earned * problem.rate / problem.demand).max(axis=1) / each)
 
 
-def _mixed(problem: Programme, minimise: str) -> _Found | None:
+def _mixed(problem: Programme) -> _Found | None:
     rows = Rows(problem)
+    objective = _objective(rows)
     gap = MANY_PARTS_GAP if len(problem.demand) > MANY_PARTS else GAP
     try:
-        values, bound, _ = run_highs(rows, _objective(rows, minimise), gap)
+        values, bound, _ = run_highs(rows, objective, gap)
     except Undecided:
-        found = _rounded_up(rows, minimise)
+        found = _rounded_up(rows)
         if found is not None:
             return found
         # Limits that rounding breaks: any fleet within them will do.
-        values, bound, _ = run_highs(rows, _objective(rows, minimise), gap, thorough=True)
+        values, bound, _ = run_highs(rows, objective, gap, thorough=True)
     if values is None or not (np.abs(values) < _BEYOND_ANY_FLEET).all():
         return None
     return np.round(values[: rows.first_share]).astype(np.int64), _shares(rows, values), bound
 
 
-def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
+def _rounded_up(rows: Rows) -> _Found | None:
     """The relaxation with whole replicas, if that keeps the limits: a fleet where the search found none."""
-    values, bound, _ = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
+    values, bound, _ = run_highs(rows, _objective(rows), GAP, relaxed=True)
     if values is None:
         return None
     replicas = np.ceil(values[: rows.first_share] - 1e-9)
-    kept, _, _ = run_highs(rows, _objective(rows, minimise), GAP, replicas=replicas)
+    kept, _, _ = run_highs(rows, _objective(rows), GAP, replicas=replicas)
     return None if kept is None else (replicas.astype(np.int64), _shares(rows, kept), bound)
 
 
-def _objective(rows: Rows, minimise: str) -> Array:
+def _objective(rows: Rows) -> Array:
     problem = rows.problem
-    if minimise == "power":
+    if problem.by_power:
         return rows.power() + WORK * rows.work(problem.watts[problem.accelerator] * problem.gpus)
     return rows.cost() + WORK * rows.work(problem.replica_usd_per_hour)
 

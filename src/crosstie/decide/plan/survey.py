@@ -1,6 +1,6 @@
 """Every replica that could serve a workload, evaluated once; then read hopefully or warily, at little cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
 
@@ -13,9 +13,8 @@ from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import RequestClass, Slice, Workload
-from crosstie.decide.plan.adapters import with_adapters
 from crosstie.decide.plan.apart import service_curves, services
-from crosstie.decide.plan.candidates import candidates, key_of
+from crosstie.decide.plan.candidates import candidates, key_of, with_adapters
 from crosstie.decide.plan.capacity import (
     Capacity,
     Levels,
@@ -198,6 +197,10 @@ def of_one_stack(surveyed: Sequence[Survey], scaling: Reading) -> list[Survey]:
     """The surveys of the stacks that `one_stack` keeps, found where each part has it best: in its own tier."""
     kept = {key_of(column.deployment) for column in one_stack(offers(surveyed, scaling, own_tiers=True)).columns}
     return [one.rows([i for i, d in enumerate(one.deployments) if key_of(d) in kept]) for one in surveyed]
+
+
+def of_accelerators(surveyed: Sequence[Survey], names: Collection[str]) -> list[Survey]:
+    return [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in names]) for one in surveyed]
 
 
 # A tier, what a pool of it is meant for, and what each deployment then takes of the parts that it may take.

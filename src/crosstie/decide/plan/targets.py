@@ -13,9 +13,9 @@ import numpy as np
 from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.infeasible import alone_s, with_class
 from crosstie.decide.plan.optimise import Choice
-from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.run_result import SimulatedClass
 from crosstie.decide.plan.scaling import Reading
-from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import MANY_PARTS, solve
 from crosstie.decide.plan.survey import Offers, Survey, offers, offers_of_each
 
@@ -61,16 +61,13 @@ class TargetPrice:
 
 
 def target_prices(
-    surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Reading,
-    simulated: Sequence[SimulatedClass] = (),
-) -> list[TargetPrice]:  # fmt: skip
-    """`known`: columns of the fleets that were found so far; only their accelerators are looked at. `simulated`: the
-    answer's classes. None of workloads with many kinds of requests: nobody waits for all."""
+    surveyed: Sequence[Survey], asked: Choice, answer: Solution, scaling: Reading, simulated: Sequence[SimulatedClass]
+) -> list[TargetPrice]:
+    """`surveyed`: of the accelerators of the fleets known by then. `simulated`: the answer's classes. None of workloads
+    with many kinds of requests: nobody waits for all."""
     if len(asked.offers.parts) > MANY_PARTS:
         return []
-    kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
-    some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
-    now = _least(offers(some, scaling, peak=asked.peak), asked)
+    now = _least(offers(surveyed, scaling, peak=asked.peak), asked)
     if not np.isfinite(now):
         return []
     # Closed forms say how prices change; the answer says what they are.
@@ -78,7 +75,7 @@ def target_prices(
     classes = {id(part.request_class): part.request_class for part in asked.offers.parts}
     by_traffic = sorted(classes.values(), key=lambda one: -one.requests_per_s * (one.input_tokens + one.output_tokens))
     every = [
-        (kind, metric, target, _survey_of(some, kind))
+        (kind, metric, target, _survey_of(surveyed, kind))
         for kind in by_traffic[:_MOST_CLASSES]
         for metric, target in (("ttft", kind.ttft), ("tpot", kind.tpot))
         if target is not None
@@ -86,7 +83,7 @@ def target_prices(
     moved = [
         with_class(one, kind, _moved(kind, metric, target, f)) for kind, metric, target, one in every for f in _MOVES
     ]
-    offered = iter(offers_of_each(some, moved, scaling, peak=asked.peak))
+    offered = iter(offers_of_each(surveyed, moved, scaling, peak=asked.peak))
     prices = [
         _price(survey, [next(offered) for _ in _MOVES], asked, scaling, kind, metric, target, now, times)
         for kind, metric, target, survey in every

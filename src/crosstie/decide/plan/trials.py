@@ -24,8 +24,8 @@ from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.programme import Mask
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
+from crosstie.decide.plan.run_result import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
 from crosstie.decide.plan.scaling import Reading
-from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
 from crosstie.decide.plan.survey import Column
 from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from crosstie.core.errors import CrosstieError
-from crosstie.decide.plan.rows import SparseRows
+from crosstie.decide.plan.programme import SparseRows
 from crosstie.perf.hardware import Array
 
 OWNED, CONTRACT, RENTED = "owned", "contract", "rented"

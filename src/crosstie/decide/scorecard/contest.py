@@ -20,7 +20,7 @@ from crosstie.core.workload import Lora, RequestClass
 from crosstie.decide.cost.energy import draw_of
 from crosstie.decide.cost.ownership import by_the_hour
 from crosstie.decide.cost.prices import BUY, PURCHASE, Quote, quotes
-from crosstie.decide.plan.adapters import with_adapters
+from crosstie.decide.plan.candidates import with_adapters
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import FITS, candidate_layouts, place_each
 from crosstie.perf.hardware import Array, Hardware
