@@ -133,17 +133,19 @@ def small_fleet(replicas: int = 1) -> LiveFleet:
     return fleet
 
 
-def test_a_new_session_waits_where_the_cache_is_full_of_those_who_come_back() -> None:
+def test_a_new_session_waits_where_the_cache_is_full_and_those_in_flight_need_it() -> None:
     fleet = small_fleet()
     (only,) = fleet.replicas()
     now = coming_back(fleet, only, range(20))
+    load(only, 30, now=now)
     new = turn(99, 20, patience_s=10.0)
     assert decided(POLICY, fleet, new, now).outcome == "send", "there is room for twenty more"
     fleet = small_fleet()
     (only,) = fleet.replicas()
     now = coming_back(fleet, only, range(60))
-    assert decided(POLICY, fleet, new, now).outcome == "send", "nobody else's prompt waits to be computed"
-    load(only, 1, now=now, decoding=False, input_tokens=4000.0)
+    load(only, 1, now=now)
+    assert decided(POLICY, fleet, new, now).outcome == "send", "there is time to compute a few again"
+    load(only, 29, now=now)
     got = decided(POLICY, fleet, new, now)
     assert got.outcome == "wait"
     assert "sessions under way" in got.reason
@@ -151,6 +153,19 @@ def test_a_new_session_waits_where_the_cache_is_full_of_those_who_come_back() ->
     assert decided(POLICY, fleet, turn(7, 24, patience_s=10.0), now).outcome == "send"
     new.waited_s = 10.0
     assert decided(POLICY, fleet, new, now).outcome == "send"
+
+
+def test_prompts_of_token_ids_have_fewer_tokens_a_block() -> None:
+    fleet = live(AMD)
+    first, _ = fleet.replicas()
+    # A block is so many bytes: of ids written out, hardly more than half the tokens that it has of text.
+    ids = ask(prefix=tuple(range(40)), input_tokens=40 * 280.0 + 90.0)
+    flight = first.start(ids, told(), 0.0)
+    flight.end(1.0, output_tokens=5, input_tokens=int(ids.input_tokens), completed=True)
+    shares = ask(prefix=(*range(14), *range(100, 126)), input_tokens=ids.input_tokens)
+    assert first.cached_tokens(shares, fleet.lengths.tokens_a_block(shares)) == pytest.approx(14 * 280, rel=0.01)
+    text = ask(prefix=tuple(range(40)), input_tokens=40 * 512.0 + 90.0)
+    assert fleet.lengths.tokens_a_block(text) == 512.0
 
 
 def test_who_does_not_come_back_is_no_more_waited_for() -> None:

@@ -244,3 +244,67 @@ def test_host_memory_takes_a_fleet_of_sessions_further() -> None:
     assert (set(plain.loaded_shares), set(drives.loaded_shares)) == (set(), {"host", "nvme"})
     assert drives.loaded_shares["nvme"] > 0.05
     assert slow.sessions[0].mean_turn_s > plain.sessions[0].mean_turn_s
+
+
+def running(catalog: Catalog, prefixes: list[tuple[int, ...]], answer: int = 400) -> Engine:
+    """An engine with 1,000 blocks (16,000 tokens) that is given these prompts of blocks of 512 tokens at once."""
+    engine = with_tiers(catalog)
+    engine.blocks, engine.caches[0].capacity_tokens = 1000, 16_000.0
+    for name, prefix in enumerate(prefixes):
+        engine.add(name, 512 * len(prefix), answer, 0.01 * name, prefix=prefix)
+    return engine
+
+
+def test_what_prompts_share_is_in_memory_once(catalog: Catalog) -> None:
+    shared = tuple(range(16))
+    # Each is 8,704 tokens: two that share nothing do not fit, nine that share 8,192 do.
+    alone = running(catalog, [(*range(100 * n, 100 * n + 17),) for n in range(2)])
+    alone.advance(1.0)
+    assert (alone.running, alone.waiting) == (1, 1)
+    together = running(catalog, [(*shared, 100 + n) for n in range(9)])
+    together.advance(1.5)
+    assert (together.running, together.waiting) == (9, 0)
+    # The nine own blocks, and their answers so far, beside the shared ones.
+    taken = together.kv_used_fraction * 16_000
+    assert 16 * 512 + 9 * 512 < taken < 16 * 512 + 9 * (512 + 400)
+    together.advance(1000.0)
+    assert together.kv_used_fraction == 0.0
+    assert together.caches[0].look_up(shared, 16 * 512 + 1) == 16 * 512
+
+
+def test_what_runs_keeps_its_memory_and_others_lose_theirs(catalog: Catalog) -> None:
+    first, second = tuple(range(15)), tuple(range(100, 117))
+    engine = running(catalog, [first], answer=5)
+    engine.advance(50.0)
+    assert engine.caches[0].look_up(first, 15 * 512 + 1) == 15 * 512
+    # 8,704 tokens that run leave room for no more than 7,296, and the first prompt has 7,680.
+    engine.add("second", 512 * 17, 2000, 50.0, prefix=second)
+    engine.advance(52.0)
+    assert engine.running == 1
+    assert 0 < engine.caches[0].find(first, 15 * 512 + 1) < 15 * 512
+    assert engine.caches[0].find(second, 17 * 512 + 1) == 17 * 512
+
+
+def test_whoever_leaves_early_leaves_what_others_run_with(catalog: Catalog) -> None:
+    shared = tuple(range(16))
+    engine = running(catalog, [(*shared, 100 + n) for n in range(4)])
+    engine.advance(1.0)
+    for name in range(3):
+        assert engine.cancel(name)
+    engine.advance(1.1)
+    assert engine.running == 1
+    assert engine.kv_used_fraction * 16_000 == pytest.approx(17 * 512, abs=400)
+    engine.advance(1000.0)
+    assert engine.idle
+    assert engine.kv_used_fraction == 0.0
+    assert engine.caches[0].running_tokens == 0
+
+
+def test_a_preempted_request_finds_what_is_left_of_its_own(catalog: Catalog) -> None:
+    prefixes = [(*range(100 * n, 100 * n + 5),) for n in range(6)]
+    engine = running(catalog, prefixes, answer=600)
+    ended = [token.id for token in engine.advance(1000.0) if token.finished]
+    assert engine.preemptions > 0
+    assert sorted(ended) == list(range(6))
+    assert engine.kv_used_fraction == 0.0
+    assert engine.caches[0].running_tokens == 0

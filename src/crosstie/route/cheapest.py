@@ -5,8 +5,8 @@ target. That time is its own until its last token, what its prompt takes from ea
 pushes out of the cache and others must compute again. So a session goes on where its cache is unless waiting there
 costs more than computing it again elsewhere, and no weight says so.
 
-Who begins a session waits where caches are full with sessions that come back and prompts wait to be computed: past
-that point each one more makes all of them slower. Where none waits there is time to compute a few again.
+Who begins a session waits where caches are full with sessions that come back and there is no time to compute them
+again: past that point each one more makes all of them slower, since what one pushes out another needs.
 """
 
 from math import inf
@@ -29,6 +29,10 @@ _PATIENCE: Final = 2.0
 _USUAL_DEVIATIONS: Final = 1.2816
 # Prices this close are the same, and the sooner one is taken.
 _SAME_PRICE: Final = 1.02
+# No further session is let in to push caches out where computing those of all in flight again would take more than this
+# share of what a turn takes on an idle replica: a turn would take half as long again, and soon all of them. Where fewer
+# are in flight there is time for it.
+_AGAIN: Final = 0.5
 # Whoever misses comes after all who do not, however soon they finish.
 _AFTER: Final = 1e12
 
@@ -121,7 +125,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     least, even = inf, turn & 1
     cached = 0.0
     if prefix:
-        block_tokens = query.fleet.lengths.block_tokens(ask.model)
+        block_tokens = query.fleet.lengths.tokens_a_block(ask)
     for replica in looked_at(pool, ask, now, exclude, panic, turn) if query.only is None else [query.only]:
         if not replica.up and not (panic and replica.suspected):
             continue
@@ -159,12 +163,14 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
             if replica.warm_tokens > taken:
                 taken = replica.warm_tokens
             pushed_out = min(max(taken + needs - speed.cache_tokens, 0.0), needs)
-            if is_held and pushed_out > 0.0 and view.ahead_tokens > 0.0:
-                continue
         raw_ttft_s = first_token_s(view, speed, new, cached, output_tokens)
         ttft_s = raw_ttft_s * view.ttft_factor + view.late_s
         finish_s = ttft_s + later * tpot_s
         others, token_s = replica.in_flight + replica.elsewhere.in_flight, view.slope_high * view.ttft_factor
+        if is_held and pushed_out > 0.0:
+            again_s, idle_s = others * mean_tokens * token_s, speed.idle_s(input_tokens, output_tokens)
+            if again_s > _AGAIN * idle_s:
+                continue
         cost_s = rank = finish_s + (new * others + pushed_out * (1.0 + others)) * token_s
         miss = ttft_s / ttft_most
         if tpot_miss > miss:
@@ -257,7 +263,7 @@ class CheapestMeetingTarget(_Predicting):
             return [one for one in bests if one.miss <= 1.0], bests
         new, output = ask.input_tokens, ask.output_tokens
         prefix = bool(ask.prefix) or ask.tokens is not None
-        block_tokens = query.fleet.lengths.block_tokens(ask.model) if prefix else 0.0
+        block_tokens = query.fleet.lengths.tokens_a_block(ask) if prefix else 0.0
         # By pool; and their places in the order of what they may cost at the least, of equals the first before.
         usds: list[float] = []
         least: list[float] = []

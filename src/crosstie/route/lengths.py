@@ -6,6 +6,7 @@ from typing import Final
 
 from crosstie.core.fleet import Fleet, ServedClass
 from crosstie.core.images import ImageRule
+from crosstie.route.ask import Ask
 from crosstie.route.prefix import BLOCK_BYTES
 
 # Text with its JSON around it, until usage says otherwise.
@@ -77,6 +78,11 @@ class Lengths:
     def block_tokens(self, model: str) -> float:
         """Tokens of a block of `route.prefix`."""
         return BLOCK_BYTES / self.bytes_per_token(model)
+
+    def tokens_a_block(self, ask: Ask) -> float:
+        """Of this prompt: one that comes as ids of tokens has more bytes a token than text."""
+        usual = self.block_tokens(ask.model)
+        return min(usual, ask.input_tokens / len(ask.prefix)) if ask.prefix else usual
 
     def input_tokens(self, model: str, prompt_bytes: int) -> float:
         tokens = prompt_bytes / self.bytes_per_token(model)

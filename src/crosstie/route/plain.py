@@ -137,7 +137,7 @@ class HeldPrefix(_Counting):
     def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
         bound = _BOUND * sum(map(_in_flight, able)) / len(able) + 1.0
         best, most, ask = None, 0.0, query.ask
-        block_tokens = query.fleet.lengths.block_tokens(ask.model)
+        block_tokens = query.fleet.lengths.tokens_a_block(ask)
         for replica in able:
             held = (
                 replica.prefixes.match(ask.prefix) if ask.tokens is None else replica.cached_tokens(ask, block_tokens)

@@ -129,7 +129,7 @@ def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     """What a replica would give the request at its present load."""
     pool, view, cached = replica.pool, replica.view, 0.0
     if ask.prefix or ask.tokens is not None or ask.under_way is not None:
-        cached = replica.cached_tokens(ask, fleet.lengths.block_tokens(ask.model))
+        cached = replica.cached_tokens(ask, fleet.lengths.tokens_a_block(ask))
     new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
     raw_ttft_s = first_token_s(view, pool.speed, new, cached, output)
     raw_tpot_s = (view.step_s + (ask.input_tokens + 0.5 * output) * pool.speed.per_cached) * view.stretch

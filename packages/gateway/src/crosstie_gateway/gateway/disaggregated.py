@@ -177,7 +177,7 @@ class LedAttempt(Attempt):
             # vLLM's decode engine does all of it.
             super().start()
             return
-        now, tokens = context.now(), context.router.fleet.lengths.block_tokens(exchange.ask.model)
+        now, tokens = context.now(), context.router.fleet.lengths.tokens_a_block(exchange.ask)
         side = self.pool.prefill
         choice = choose_prefill(side, exchange.ask, now, tokens, exchange.tried) if side is not None else None
         if choice is None:

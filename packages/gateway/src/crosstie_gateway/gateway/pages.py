@@ -292,7 +292,7 @@ def _prompt_goes_to(gateway: Gateway, replica: Replica | None, ask: Ask) -> dict
     """Of a disaggregated pool: which prefill replica would compute the prompt, and how much of it that one holds."""
     if replica is None or replica.pool.prefill is None:
         return {}
-    tokens = gateway.live.lengths.block_tokens(ask.model)
+    tokens = gateway.live.lengths.tokens_a_block(ask)
     choice = choose_prefill(replica.pool.prefill, ask, gateway.now(), tokens, ask.tried)
     if choice is None:
         return {"prefill": None}

@@ -74,7 +74,7 @@ def command(
     \b
     crosstie preflight kernels my_kernels.py --on mi300x,mi355x,h100-sxm
     crosstie preflight kernels my_package.ops --launch smoke_test --on gfx942
-    crosstie preflight kernels examples/port/vllm_launches.py --on mi300x --python venv/bin/python
+    crosstie preflight kernels examples/port/vllm_launches.py --on mi300x
     crosstie preflight kernels --aiter "MLA fp8" --on mi300x,mi355x
 
     Types come from a spec (my_kernels.toml beside the file, or CROSSTIE_KERNELS in it), or from a shadow launch:
