@@ -193,3 +193,14 @@ def test_slips_on_the_command_line(crosstie: Command, tmp_path: Path, arguments:
     assert got.status == 2
     assert says in got.err
     asyncio.set_event_loop(None)
+
+
+def test_a_port_that_no_replica_would_get_is_refused(crosstie: Command, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file = fleet_file(tmp_path, fleet(pool(backends=(f"http://127.0.0.1:{port}/v1",))))
+    got = crosstie("emulate", str(file), "--port", str(port + 1))
+    assert got.status == 2
+    assert f"--port {port + 1}: {file} has addresses of this machine for all, which are kept" in got.err
+    asyncio.set_event_loop(None)

@@ -17,6 +17,7 @@ from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import significant
+from crosstie.wire.address import Address
 from crosstie.wire.files import allow_many_connections
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.emulate.faults import read_script
@@ -66,6 +67,8 @@ def command(
         allow_many_connections()
         running = await start(catalog, fleet, host=host, first_port=first_port, speed=speed, seed=seed, faults=script)
         try:
+            if first_port and not any(Address(replica.url).port == first_port for replica in running.replicas):
+                raise BadInput(f"--port {first_port}: {file} has addresses of this machine for all, which are kept")
             if write:
                 write_text(write, fleet_text(running.fleet))
                 click.echo(f"fleet written to {write}", err=True)
