@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from tests.conftest import Command
 
-from crosstie.catalog.acceptance import TEXTS, parse_speculation
+from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.library import Catalog, check_file
 from crosstie.core.errors import BadData, BadInput, CrosstieError, UnknownName
+from crosstie.core.speculation import TEXTS
 
 COLUMNS = "model,method,text,lengths,low,high,basis,date,source,note"
 

@@ -69,7 +69,7 @@ def test_a_fleet_that_no_simulation_confirms_is_no_answer(
     crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is shown and written as the one that comes nearest; scripts that buy by the exit status do not."""
-    monkeypatch.setattr("crosstie.decide.plan.plan._confirmed", lambda *args, **options: None)
+    monkeypatch.setattr("crosstie.decide.plan.confirm.Confirming.confirmed", lambda *args, **options: None)
     # Anew: what is planned once is for all tests.
     monkeypatch.setattr("crosstie.cli.plan.plan", plan)
     file = small(tmp_path)

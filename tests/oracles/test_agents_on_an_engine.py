@@ -48,10 +48,13 @@ def simulated(live: int, seconds: float, seed: int) -> dict[str, float]:
     left = iter(drawn)
     load = SessionLoad("coders", "qwen3-8b", 0, shape.turns, 9.0, lambda number, chance: iter(next(left)))
     answers: list[SimulatedAnswer] = []
-    simulator = FleetSimulator(
-        CATALOG, read_fleet(CATALOG, BESIDE / "fleet.toml"), "round-robin", seed, prefixes=True,
-        tell=lambda answer: (answers.append(answer), loop.ended(answer)),
-    )  # fmt: skip
+
+    def tell(answer: SimulatedAnswer) -> None:
+        answers.append(answer)
+        loop.ended(answer)
+
+    fleet = read_fleet(CATALOG, BESIDE / "fleet.toml")
+    simulator = FleetSimulator(CATALOG, fleet, "round-robin", seed, prefixes=True, tell=tell)
     loop = ClosedLoop(simulator, [load], RAMP_S, seed)
     for begins_s in sorted(RAMP_S * (place + order.random()) / live for place in range(live)):
         turns = next(left)

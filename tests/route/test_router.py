@@ -9,6 +9,7 @@ from tests.route.fleets import ask, live, load, pool
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
 from crosstie.route.live import LiveFleet, Promise
+from crosstie.route.load import SharedLoad
 from crosstie.route.policies import POLICIES, make_policy
 from crosstie.route.router import Router
 
@@ -27,15 +28,15 @@ class Cell:
     """A place on a board that nobody else uses; it keeps what was written."""
 
     def __init__(self) -> None:
-        self.written: list[tuple[float, ...]] = []
-        self.elsewhere: list[tuple[float, ...]] = []
+        self.written: list[SharedLoad] = []
+        self.elsewhere: list[SharedLoad] = []
         self.busy_until = float("-inf")
         self.changed = False
 
-    def write(self, *counts: float) -> None:
-        self.written.append(counts)
+    def write(self, load: SharedLoad) -> None:
+        self.written.append(load)
 
-    def read(self) -> list[tuple[float, ...]]:
+    def read(self) -> list[SharedLoad]:
         return self.elsewhere
 
     def tell(self, **common: float) -> None:
