@@ -76,7 +76,6 @@ class Administration:
         process.on(ReloadRequest, lambda _: self._read_again())
         process.on(ChangesRequest, lambda _: Changes(self.revision, self.changes))
         process.on(HistoryRequest, self._look_back)
-        process.on(FleetRequest, lambda _: FleetAnswer(fleet_view(self.gateway, self.base, self.day)))
         process.on(DecisionsRequest, self._decisions_here)
         self._explaining: asyncio.TimerHandle | None = None
 
@@ -88,6 +87,8 @@ class Administration:
                     self._on_changes(answer)
                     # While it starts it is no component yet that hears of the fleet which has been loaded.
                     self.reloaded()
+        # Who is not counted among the processes yet has not taken over what only one other may know.
+        self.process.on(FleetRequest, lambda _: FleetAnswer(fleet_view(self.gateway, self.base, self.day)))
 
     # What there is to see
 
