@@ -20,6 +20,7 @@ from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.vision import Images
 from crosstie.cli.main import crosstie as cli
+from crosstie.core.fact import FileKey
 from crosstie.core.fleet import Adapter, HostedModel, JwtIdentity, Route, Serving, TokenPrice
 from crosstie.core.workload import Constraints, Lora, PrefixReuse
 
@@ -130,29 +131,34 @@ def _keys(*tables: tuple[str, type[msgspec.Struct]]) -> Callable[[], str]:
     def rendered() -> str:
         parts = []
         for name, struct in tables:
-            said = _comments_over_fields(struct)
-            rows = [
-                {
-                    "key": f"`{field.name}`",
-                    "value": _kind(field.type),
-                    "default": "must be given" if field.required else _default(field.default),
-                    "means": said.get(field.name, ""),
-                }
-                for field in msgspec.structs.fields(struct)
-            ]
+            rows = list(_rows(struct))
             parts += [f"### `{name}`", inspect.cleandoc(vars(struct).get("__doc__") or ""), _table(rows)]
         return "\n\n".join(parts)
 
     return rendered
 
 
+def _rows(struct: type[msgspec.Struct]) -> Iterator[dict[str, str]]:
+    said = _comments_over_fields(struct)
+    for field in msgspec.structs.fields(struct):
+        marks = get_args(field.type)[1:] if get_origin(field.type) is Annotated else ()
+        called = next((mark.name for mark in marks if isinstance(mark, FileKey)), field.name)
+        yield {
+            "key": f"`{called}`",
+            "value": _kind(field.type),
+            "default": "must be given" if field.required else _default(field.default),
+            "means": said.get(field.name, ""),
+        }
+
+
 def _kind(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
-        kind, *limits = get_args(annotation)
+        kind, *marks = get_args(annotation)
         ends = [
             f"{word} {int(end) if end == int(end) else end:,}"
-            for meta in limits
-            for word, end in (("from", meta.ge), ("to", meta.le))
+            for mark in marks
+            if isinstance(mark, msgspec.Meta)
+            for word, end in (("from", mark.ge), ("to", mark.le))
             if end is not None
         ]
         return " ".join([_kind(kind), *ends])

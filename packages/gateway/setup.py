@@ -46,6 +46,7 @@ SETTINGS = """
 ignore_missing_imports = True
 [mypy-crosstie]
 follow_imports = skip
+follow_imports_for_stubs = True
 """
 
 

@@ -110,6 +110,8 @@ class ClusterApi:
             more["label_selector"] = asked.labels
         if asked.name:
             more["field_selector"] = f"metadata.name={asked.name}"
+        # Bytes as they come, whatever kind of list the library says it gives.
+        answer: Any
         with _faults():
             if asked.resource == "pods":
                 answer = self._core.list_namespaced_pod(asked.namespace, **more)
