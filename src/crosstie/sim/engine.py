@@ -553,6 +553,11 @@ class Engine:
         rank.blocks -= shared * cache.block_tokens // self.block_tokens
         cache.running(rank.blocks * self.block_tokens)
 
+    def _spared(self, rank: _Rank, job: _Job, blocks: int) -> bool:
+        """Whether so many of its blocks are there already, since others run with them."""
+        cache = rank.cache
+        return cache is not None and cache.shared(job.prefix) * cache.block_tokens // self.block_tokens >= blocks
+
     def _touch_tiers(self) -> None:
         """Whoever decodes has stored a new block: in other memory all of its blocks are then the latest used, as
         vLLM's offloading connector has it (0.24.0). So those of sessions that pause go first."""
@@ -646,10 +651,9 @@ class Engine:
             job = waiting[0]
             if not job.held:
                 needs = self._blocks_of(job.input + (job.output if self.whole else 1))
-                cache = rank.cache
-                shared = cache.shared(job.prefix) * cache.block_tokens // self.block_tokens if cache is not None else 0
+                cache, lacking = rank.cache, rank.blocks + needs - self.blocks
                 # A request that nothing else keeps out is let in, however long it is.
-                if running >= self.most or (running and rank.blocks + needs - shared > self.blocks):
+                if running >= self.most or (running and lacking > 0 and not self._spared(rank, job, lacking)):
                     break
                 rank.blocks += needs
                 job.held = needs
